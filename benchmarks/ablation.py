@@ -30,7 +30,7 @@ from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
 from qkscope.lenses.at_window import AtWindow, build_tables
-from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.head_rows import heads_at
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 

@@ -14,7 +14,7 @@ from hooks import COLUMNS, Watcher
 
 from qkscope.capture.backbone import evaluation
 from qkscope.capture.probe import probe_model
-from qkscope.lenses.position.table import qk_table
+from qkscope.lenses.position import qk_table
 
 DOCUMENTS, AT_REST = 6, 2
 MANY = 100  # documents of the whole path that is put together of what was measured

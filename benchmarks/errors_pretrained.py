@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qkscope.lenses.measures.table import measures
+from qkscope.lenses.measures import measures
 from qkscope.lenses.pca import HeadComponents, head_components, matched_components, pooled_eigen
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, bucket_edges

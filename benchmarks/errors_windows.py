@@ -18,7 +18,7 @@ import torch
 from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.lenses.base import HeadTable
 from qkscope.lenses.plasticity.table import TABLE as PLASTICITY
-from qkscope.lenses.position.table import OWN
+from qkscope.lenses.position import OWN
 from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.score.table import TABLE as SCORE
 from qkscope.lenses.sums import LayerSums, layer_sums

@@ -15,7 +15,7 @@ from common import WORK, document_ids, layout_of, load_model, one_document_batch
 
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.position.table import qk_table
+from qkscope.lenses.position import qk_table
 from qkscope.moments import on_host, pivot, workspace
 from qkscope.moments.moments import Moments
 

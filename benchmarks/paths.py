@@ -23,7 +23,7 @@ from qkscope.capture.backbone import evaluation, run_backbone
 from qkscope.capture.collect import collect_moments
 from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import Tap
-from qkscope.lenses.position.table import qk_table
+from qkscope.lenses.position import qk_table
 from qkscope.moments.moments import Moments
 
 

@@ -1,68 +1,43 @@
-"""Draw the published figures of a results folder: `python scripts/generate_report_figures.py RESULTS`.
+"""Draw the published figures of a results folder: `python scripts/generate_report_figures.py RESULTS [--no-titles]`.
 
-Thin over the package: each function below writes one figure with its card and returns the figure's folder; without
-an argument it takes the study that the published documents describe. `qkscope report RESULTS` draws the same, and
-the figures that were added since.
+Each function below writes one figure with its card and returns the figure's folder. Without an argument it takes the
+study that the published documents describe. `qkscope report RESULTS` draws the same figures, and its own.
 """
 
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from qkscope.errors import QkscopeError
-from qkscope.report.write import write_card_and_figure
+from qkscope.lenses.at_window import build_tables
+from qkscope.report.published import PUBLISHED, Published, write_one
+from qkscope.results.read import load_results
 
 DEFAULT_RESULTS = Path("results/smollm3_training_progress")
 
 
-def smollm_fig01_position_signal_over_training(results: Path = DEFAULT_RESULTS) -> Path:
-    """Mean r_q and r_k on PC0 over the checkpoints."""
-    return write_card_and_figure(results, "position_signal")
+def _writer(published: Published) -> Callable[..., Path]:
+    def write(results: Path = DEFAULT_RESULTS, *, titles: bool = True) -> Path:
+        return write_one(published, build_tables(load_results(results)), results, titles=titles)[0].parent
+
+    write.__name__, write.__doc__ = published.name, published.figure.caption
+    return write
 
 
-def smollm_fig03_taxonomy_evolution(results: Path = DEFAULT_RESULTS) -> Path:
-    """Fractions of heads per category over the checkpoints."""
-    return write_card_and_figure(results, "taxonomy_evolution")
-
-
-def smollm_fig04_explained_variance_evolution(results: Path = DEFAULT_RESULTS) -> Path:
-    """Explained variance of PC0 over the checkpoints."""
-    return write_card_and_figure(results, "explained_variance")
-
-
-def smollm_fig05_layer_heatmap_rq(results: Path = DEFAULT_RESULTS) -> Path:
-    """Mean r_q by checkpoint and depth."""
-    return write_card_and_figure(results, "layer_heatmap_rq")
-
-
-def smollm_fig06_layer_heatmap_rk(results: Path = DEFAULT_RESULTS) -> Path:
-    """Mean r_k by checkpoint and depth."""
-    return write_card_and_figure(results, "layer_heatmap_rk")
-
-
-def smollm_fig07_rq_rk_scatter_grid(results: Path = DEFAULT_RESULTS) -> Path:
-    """Phase portraits of r_q against r_k at six checkpoints."""
-    return write_card_and_figure(results, "rq_rk_scatter_grid")
-
-
-FIGURES = (
-    smollm_fig01_position_signal_over_training,
-    smollm_fig03_taxonomy_evolution,
-    smollm_fig04_explained_variance_evolution,
-    smollm_fig05_layer_heatmap_rq,
-    smollm_fig06_layer_heatmap_rk,
-    smollm_fig07_rq_rk_scatter_grid,
-)
+FIGURES = tuple(_writer(published) for published in PUBLISHED)
+globals().update({draw.__name__: draw for draw in FIGURES})  # by the names in the published documents
 
 
 def main(arguments: list[str]) -> int:
     """Draw all six figures of one results folder."""
-    if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
-        print("usage: generate_report_figures.py [RESULTS]", file=sys.stderr)
-        return 2
-    results = Path(arguments[0]) if arguments else DEFAULT_RESULTS
+    parser = argparse.ArgumentParser(description="Draw the six published figures of a results folder.")
+    parser.add_argument("results", nargs="?", type=Path, default=DEFAULT_RESULTS)
+    parser.add_argument("--no-titles", action="store_true", help="leave titles out, for papers with captions")
+    options = parser.parse_args(arguments)
     try:
         for draw in FIGURES:
-            print(draw(results))
+            print(draw(options.results, titles=not options.no_titles))
     except QkscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

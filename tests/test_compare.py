@@ -28,7 +28,7 @@ from qkscope.compare.two_runs import STRICT, category_moves, compare_heads
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.depth_axis import depth_bins
-from qkscope.lenses.taxonomy.table import category_counts, with_category
+from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries, Entry
 from qkscope.stats.jackknife import false_discoveries
 

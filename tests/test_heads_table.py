@@ -6,8 +6,8 @@ import pytest
 
 from published_table import invented
 from qkscope.lenses.at_window import build_tables, write_tables
-from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
-from qkscope.lenses.taxonomy.table import with_category
+from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_heads
+from qkscope.lenses.taxonomy import with_category
 from qkscope.results.read import load_results
 
 LABELS = {"b": "first", "a": "second", "c": "third"}  # the order of training, not of the alphabet
@@ -107,7 +107,7 @@ def test_both_windows_have_a_list_with_the_measures_at_that_window(tmp_path):
     results, _ = invented(tmp_path, 2)
     heads = pd.read_csv(tmp_path / "qk.csv")
     heads.assign(window=16).to_csv(tmp_path / "qk_common.csv", index=False)
-    from qkscope.lenses.measures.table import TABLE
+    from qkscope.lenses.measures import TABLE
 
     key = results.heads[["model", "layer", "head"]]
     rows = [key.assign(window=window, **dict.fromkeys(TABLE.names, window / 64)) for window in (64, 16)]

@@ -13,7 +13,7 @@ from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.measures.table import FAINTEST, FILE, TABLE, measures, read_out
+from qkscope.lenses.measures import FAINTEST, FILE, TABLE, measures, read_out
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout

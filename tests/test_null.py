@@ -10,8 +10,8 @@ from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.null.shifts import block_edges, shifted_correlations, shifts
-from qkscope.lenses.null.table import FILE, TABLE, null_columns
+from qkscope.lenses.shifted import block_edges, shifted_correlations, shifts
+from qkscope.lenses.shifted import FILE, TABLE, null_columns
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout

@@ -12,7 +12,7 @@ from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.pca import head_components
-from qkscope.lenses.position.table import DOUBLINGS, qk_table
+from qkscope.lenses.position import DOUBLINGS, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments

@@ -17,9 +17,9 @@ from qkscope.compare.two_runs import compare_heads
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.claims.account import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
-from qkscope.lenses.concordance.table import with_concordance
+from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.means import LensPanel
-from qkscope.lenses.position.table import judge
+from qkscope.lenses.position import judge
 from qkscope.lenses.rope.card_split import _step
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.steps import split_table

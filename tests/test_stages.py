@@ -120,7 +120,7 @@ def test_help_loads_nothing_heavy():
 
 
 def test_analysis_needs_no_torch():
-    code = "import qkscope.lenses.position.table, qkscope.tables.from_moments, qkscope.moments.file"
+    code = "import qkscope.lenses.position, qkscope.tables.from_moments, qkscope.moments.file"
     assert not {"torch", "transformers", "matplotlib"} & loaded_after(code)
 
 

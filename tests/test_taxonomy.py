@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import published_heads, read
-from qkscope.lenses.taxonomy.table import (
+from qkscope.lenses.taxonomy import (
     CATEGORIES,
     category_counts,
     category_fractions,

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from published_table import DISCORDANT, published_heads, read, window_heads
-from qkscope.lenses.concordance.table import concordance
-from qkscope.lenses.position.summaries import trajectory
+from qkscope.lenses.concordance import concordance
+from qkscope.lenses.position import trajectory
 from qkscope.lenses.windows.table import window_dependence
 
 

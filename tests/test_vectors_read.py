@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.base import Measure, HeadTable, Lens
-from qkscope.lenses.position.table import OWN
+from qkscope.lenses.position import OWN
 from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns
 from qkscope.lenses.vector_rows import table_from_vectors

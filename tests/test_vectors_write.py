@@ -17,7 +17,7 @@ from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.cli.options import vector_rate
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position.table import OWN, qk_table
+from qkscope.lenses.position import OWN, qk_table
 from qkscope.lenses.vector_rows import table_from_vectors
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments

@@ -10,7 +10,7 @@ from known_errors import FAR, HEADS, MODELS, moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.position.table import DOUBLINGS, OWN, REPLICATES
+from qkscope.lenses.position import DOUBLINGS, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.windows.table import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
 from qkscope.moments.layout import capture_layout

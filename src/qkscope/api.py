@@ -216,7 +216,7 @@ def analyze(
     be edges of the moments' buckets (`moments.layout.edges`).
     """
     from qkscope.lenses.heads import HeadSample
-    from qkscope.lenses.position.table import qk_table
+    from qkscope.lenses.position import qk_table
     from qkscope.moments.moments import Moments
 
     if not isinstance(moments, Moments | PathLike | str):

@@ -23,8 +23,8 @@ from qkscope.ablate.outcomes import FEWEST_DOCUMENTS
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.head_rows import heads_at
 from qkscope.lenses.registry import registered
-from qkscope.lenses.taxonomy.heads import heads_at
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
 from qkscope.results.read import load_results

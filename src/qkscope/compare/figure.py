@@ -27,7 +27,7 @@ from qkscope.draw import style
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORY_COLOURS
 from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
-from qkscope.lenses.taxonomy.table import CATEGORIES, UNDEFINED
+from qkscope.lenses.taxonomy import CATEGORIES, UNDEFINED
 from qkscope.results.folder import COMPARISON_PNG, COMPARISON_SVG
 from qkscope.results.read import Entries, one_line, phase_segments
 

@@ -20,10 +20,10 @@ from qkscope.compare.references import PublishedReference
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses import depth_axis as depth
-from qkscope.lenses.concordance.table import concordance
+from qkscope.lenses import taxonomy
+from qkscope.lenses.concordance import concordance
 from qkscope.lenses.heads import HeadSample, choose_heads
-from qkscope.lenses.position.summaries import trajectory
-from qkscope.lenses.taxonomy import table as taxonomy
+from qkscope.lenses.position import trajectory
 from qkscope.results.schema import depth_of_layers
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"

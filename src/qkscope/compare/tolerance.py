@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.taxonomy import table as taxonomy
+from qkscope.lenses import taxonomy
 from qkscope.stats import significance
 
 # A repetition is wrongly said to differ at most this often, over all cells together.

@@ -16,9 +16,9 @@ import pandas as pd
 from qkscope.compare.judge import DIFFERS, MEASURES, REPRODUCED, judge, some
 from qkscope.compare.tolerance import discovery_multiple
 from qkscope.errors import InputError
+from qkscope.lenses import taxonomy
 from qkscope.lenses.base import error_name
 from qkscope.lenses.signs import is_turned, sign_unsure
-from qkscope.lenses.taxonomy import table as taxonomy
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.stats.significance import is_significant
 

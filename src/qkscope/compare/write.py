@@ -25,7 +25,7 @@ from qkscope.compare.two_runs import HeadComparison, compare_heads
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.lenses.draws import drawn_heads, replicate_groups
-from qkscope.lenses.position.table import REPLICATES
+from qkscope.lenses.position import REPLICATES
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder

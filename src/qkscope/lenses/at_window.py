@@ -162,8 +162,9 @@ class AtWindow:
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """Every measure that these heads may have, by name."""
-        of_sets = [c for lens in self._lenses for t in lens.tables if t.has_row_per_head for c in t.columns]
-        components = [c for lens in self._lenses for t in lens.tables if t.across == "pc" for c in t.columns]
+        tables = [table for lens in self._lenses for table in lens.tables]
+        of_sets = [c for t in tables if t.has_row_per_head for c in (*t.columns, *t.judged, *t.averaged_measures)]
+        components = [c for t in tables if t.across == "pc" for c in (*t.columns, *t.judged)]
         derived = [c for lens in self._lenses for c in lens.derived]
         return {each.name: each for each in (*components, *of_sets, *derived)}
 
@@ -183,9 +184,10 @@ class AtWindow:
         if name in self.heads.columns:
             return self.panel
         for table in (table for lens in self._lenses for table in lens.tables):
-            if table.has_row_per_head and not table.replicated and table.file in self.head_tables:
-                if name in table.names or (table.averaged is not None and self.panel_of(table.file).has(name)):
-                    return self.panel_of(table.file)
+            if not table.has_row_per_head or table.replicated or table.file not in self.head_tables:
+                continue
+            if name in table.names or (table.averaged is not None and self.panel_of(table.file).has(name)):
+                return self.panel_of(table.file)
         return None
 
     def mean_table(self, measures: Sequence[str], kind: str = EVERY_KIND) -> pd.DataFrame:

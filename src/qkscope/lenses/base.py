@@ -10,7 +10,7 @@ test.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,11 +20,9 @@ from qkscope.lenses.charts import Chart
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure as Drawing
     from numpy.typing import NDArray
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.card import Card, Subject
     from qkscope.lenses.kept_sample import KeptSample
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
@@ -58,6 +56,11 @@ class Measure:
         return self.title or self.name.replace("_", " ")
 
 
+def titled(measures: Sequence[Measure], titles: Mapping[str, str]) -> tuple[Measure, ...]:
+    """The measures with titles by name; a measure that is not named keeps its own."""
+    return tuple(replace(each, title=titles.get(each.name, each.title)) for each in measures)
+
+
 @dataclass(frozen=True)
 class HeadTable:
     """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
@@ -83,6 +86,7 @@ class HeadTable:
     replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    averaged_measures: tuple[Measure, ...] = ()  # what `averaged` adds
     # Of these, the means that are also kept apart for position-dominated heads and for the others.
     by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
@@ -190,46 +194,34 @@ class Summary:
     # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
     # and pieces are made on all cores.
     pieces: Callable[[AtWindow], Sequence[Callable[[], pd.DataFrame]]] | None = None
-    # What the page tells the errors of, where the summary has a row for each entry: columns that are means of the
-    # heads' columns of the same names.
-    means: tuple[str, ...] = ()
-    over_windows: WindowMeans | None = None  # the same, where it has a row for each entry and window
+    over_windows: WindowMeans | None = None  # what the page states of errors, where it has a row per entry and window
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart and its card; both exist where all tables that they need do.
-
-    A declared figure has a `chart`, a `title` and a `caption`. `draw` and `card` are for figures not yet declared.
-    """
+    """A chart and its card, declared over measures. Both exist where the results have the measures and tables."""
 
     name: str
-    draw: Callable[[AtWindow], Drawing] | None = None
-    card: Callable[[Subject], Card] | None = None
-    needs: tuple[str, ...] = ()  # names of summaries, or files of head tables
-    title: str = ""  # the headline; what the checkpoints span is added
-    chart: Chart | None = None
-    caption: str = ""  # what is drawn, in one or two sentences; windows, layer types and errors are added
+    title: str  # the headline; the span of the checkpoints is added
+    chart: Chart
+    caption: str  # what is drawn, in one or two sentences; windows, layer types and errors are added
     measures: tuple[str, ...] = ()  # those that the card reports, most important first; the chart's by default
+    needs: tuple[str, ...] = ()  # names of tables
+    number: int | None = None  # one of the ten main figures; others are in the appendix
+    worthwhile: Callable[[AtWindow], bool] | None = None  # whether there is enough to draw
     # Sentences that no template writes, at most three in all; the rest come from the trends of `measures`.
     takeaways: Callable[[StudyTables], Sequence[str]] | None = None
-    at_common_window: bool = False
-    number: int | None = None  # of its folder; the next free one by default
-    worthwhile: Callable[[AtWindow], bool] | None = None  # whether its tables have enough to draw, where they exist
-    leads: int = 0  # sentences of its takeaway that open the page
-
-    def exists(self, at: AtWindow) -> bool:
-        """Whether the results carry the figure at this choice of windows: the one place that decides it."""
-        if self.chart is not None and (at.common or not self.reported or not all(map(at.has_measure, self.reported))):
-            return False
-        if (at.common and not self.at_common_window) or not all(at.has(name) for name in self.needs):
-            return False
-        return self.worthwhile is None or self.worthwhile(at)
 
     @property
     def reported(self) -> tuple[str, ...]:
         """The measures that the card reports."""
-        return self.measures or (() if self.chart is None else self.chart.measures)
+        return self.measures or self.chart.measures
+
+    def exists(self, at: AtWindow) -> bool:
+        """Whether results carry the figure: the one place that decides it."""
+        if not any(map(at.has_measure, self.reported)) or not all(map(at.has, self.needs)):
+            return False
+        return self.worthwhile is None or self.worthwhile(at)
 
 
 @dataclass(frozen=True)

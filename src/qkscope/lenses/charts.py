@@ -25,6 +25,7 @@ class Trajectories:
     """Means over heads by checkpoint, ± 1 SD over heads as a band, ± 1 SE over documents as bars."""
 
     panels: tuple[Panel, ...]
+    heads: bool = False  # also every head as a faint dot
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -51,6 +52,7 @@ class DepthMap:
     """Means by checkpoint (rows) and layer or depth bin (columns), one map per measure."""
 
     measures: tuple[str, ...]
+    margin: str = ""  # an indicator whose share of heads is printed at the end of each row of the last map
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,17 @@ class HeadScatter:
     color: Literal["category", "layer_type"] = "layer_type"
     thresholds: tuple[float, ...] = ()  # dashed lines on both axes
     diagonal: bool = False  # where both measures agree
+    second: tuple[str, str] | None = None  # another pair of measures, in panels below
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Each pair of measures: across, and up."""
+        return ((self.x, self.y), *([self.second] if self.second else []))
 
     @property
     def measures(self) -> tuple[str, ...]:
         """All measures, in order."""
-        return (self.x, self.y)
+        return tuple(name for pair in self.pairs for name in pair)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from qkscope.stats.noise import Part
 N_BINS = 10
 EDGES = np.linspace(0.0, 1.0, N_BINS + 1)
 _MOST = 10_000  # layers; a depth that says more is damage
+# Three, four and three of the ten depth bins.
+EARLY, MIDDLE, LATE = Part(0.0, EDGES[3]), Part(EDGES[3], EDGES[7]), Part(EDGES[7], 1.0)
 DEPTH_COLUMNS = tuple(f"depth_{i}" for i in range(N_BINS))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from qkscope.lenses.base import Lens
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
 from qkscope.stats.noise import EVERY_HEAD, Part
 
@@ -116,3 +117,11 @@ def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
             words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
             unusual[layer] = " ".join(words) or kind
     return unusual
+
+
+LENS = Lens(
+    name="layer_types",
+    title="Layer types",
+    question="Do layers of different types differ?",
+    derive=with_layer_kind,
+)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import WindowMeans, error_name
+from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.kind_of_layer import kinds_in_order, over_all_heads
 from qkscope.lenses.registry import all_summaries
 from qkscope.lenses.signs import sign_unsure
@@ -19,6 +20,8 @@ from qkscope.page.arrays import STATISTICS, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
 from qkscope.stats.noise import Part
 
+# Means and shares over heads whose errors the page states: those that it computes for any selection of heads.
+MEANS = ("r_q", "r_k", "r_k_abs", "explained_variance", *CATEGORIES, "concordant", "discordant")
 FLAGS = ("unstable", "sign_sure", "category_share", "undecided")  # columns; `sign_unknown` follows from others
 
 
@@ -107,12 +110,7 @@ def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
 
 
 def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
-    for summary in all_summaries():
-        table = at.find(summary.name) if summary.means else None
-        if table is None:
-            continue
-        rows = over_all_heads(table).set_index("model").reindex(list(grid.names))
-        for name in summary.means:
-            errors = rows[error_name(name)].to_numpy(dtype=np.float64)
-            if np.isfinite(errors).any():
-                pack.add(f"{choice}.mean.{error_name(name)}", errors, "float64")
+    for name in MEANS:
+        errors = np.array([at.panel.error(name, model) if model in at.names else np.nan for model in grid.names])
+        if np.isfinite(errors).any():
+            pack.add(f"{choice}.mean.{error_name(name)}", errors, "float64")

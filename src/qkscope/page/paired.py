@@ -1,8 +1,8 @@
 """Errors of differences between two checkpoints that read the same documents: what documents do to both cancels.
 
 Means over all heads carry their draws, one for each group of documents, so that the page can pair any two checkpoints.
-Single heads have the paired errors of `tables/changes.csv` (each checkpoint and the next) and those from the first
-checkpoint to the last. Checkpoints that read different documents have neither, and the page says "unpaired".
+Single heads have paired errors from each checkpoint to the next, and from the first to the last. Checkpoints that read
+different documents have neither, and the page says "unpaired".
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.paired import MEASURED, paired_changes
-from qkscope.lenses.registry import all_summaries
 from qkscope.page.arrays import Grid
+from qkscope.page.errors import MEANS
 from qkscope.page.pack import Pack, error_precision
 
 MOST_CHANGES = 60_000  # pairs of checkpoints times heads; a larger study keeps those from its first to its last
@@ -27,7 +27,7 @@ def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
     for choice, at in zip(("own", "common"), tables.choices(), strict=False):
         if not at.study.same_documents:
             continue
-        for name in (name for summary in all_summaries() for name in summary.means):
+        for name in MEANS:
             drawn = {model: at.panel.drawn(name, model) for model in at.names}
             groups = max((len(each) for each in drawn.values()), default=0)
             if groups:

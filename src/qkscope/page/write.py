@@ -31,7 +31,7 @@ from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import let_go
 from qkscope.results.read import Entry, Results
 from qkscope.stats import significance
-from qkscope.words.blocks import Block, page_runs, to_page
+from qkscope.words.blocks import AnyBlock, page_runs, to_page
 
 FORMAT = 2
 # Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before the checkpoint.
@@ -43,8 +43,7 @@ class PageCard:
     """A card, and the figure that it belongs to."""
 
     figure: str
-    common: bool
-    blocks: Sequence[Block]
+    blocks: Sequence[AnyBlock]
 
 
 def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
@@ -68,7 +67,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
         "answer": {**answer(tables), "examples": examples(tables.own)},
         "facts": facts(results),
         "lead": [page_runs(text) for text in lead],
-        "cards": [{"figure": c.figure, "common": c.common, "title": card_title(c)} for c in cards],
+        "cards": [{"figure": c.figure, "title": card_title(c)} for c in cards],
         "commands": _commands(results, out),
         "data": data,
     }
@@ -135,10 +134,9 @@ def _legend() -> dict[str, Any]:
 
 
 def card_title(card: PageCard) -> str:
-    """Its first heading; the common window is named, so that no two cards are called the same."""
+    """Its first heading."""
     first = next((block for block in to_page(card.blocks) if block["kind"] == "heading"), None)
-    title = card.figure if first is None else "".join(text for _, text in first["runs"])
-    return f"{title} (common window)" if card.common and "common window" not in title.lower() else title
+    return card.figure if first is None else "".join(text for _, text in first["runs"])
 
 
 def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Measure
-from qkscope.lenses.charts import Trajectories
+from qkscope.lenses.charts import Shares, Trajectories
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, part_of
 from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
@@ -28,10 +28,15 @@ MOST_ROWS = 6  # of the number table
 MOST_MODELS = 5  # columns of it, where entries are models or seeds
 
 
-def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
-    """The card of a figure with a chart, under the headings of the published cards."""
+def figure_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+    """A figure's card, written once: its folder and the page show the same."""
+    return tables.own.card(figure.name, lambda: _card(figure, tables))
+
+
+def _card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+    """Caption, number table, sources and takeaways under the headings of the published cards."""
     own = tables.own
-    span = f" {own.study.span.title()}" if figure.chart is not None else ""
+    span = f" {own.study.span.title()}" if isinstance(figure.chart, Trajectories | Shares) else ""
     sentences = takeaways(figure, tables)
     return [
         heading(1, f"{shortened(own.study.title)}: {figure.title}{span}"),
@@ -39,7 +44,7 @@ def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
         paragraph(Code(FIGURE_PNG), ", ", Code(FIGURE_SVG)),
         heading(2, "What This Figure Shows"),
         paragraph(" ".join(part for part in (figure.caption, _reading(figure, tables)) if part)),
-        *([number_table(figure, tables)] if figure.reported else []),
+        *number_table(figure, tables),
         heading(2, "How It Was Produced"),
         paragraph(*_production(figure, tables)),
         heading(2, "Key Takeaway"),
@@ -50,7 +55,7 @@ def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
 def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
     """At most three sentences: the figure's own ones first, then the trends of its measures."""
     own = list(figure.takeaways(tables)) if figure.takeaways is not None else []
-    for name in figure.reported:
+    for name in filter(tables.own.has_measure, figure.reported):
         if len(own) >= MOST_TAKEAWAYS:
             break
         own.append(measure_sentence(tables, tables.own.measures[name]))
@@ -104,12 +109,15 @@ def _reading(figure: Figure, tables: StudyTables) -> str:
     return " ".join(parts)
 
 
-def number_table(figure: Figure, tables: StudyTables) -> TableBlock:
-    """First and last checkpoint of a run at both windows, or each model: means ± standard errors."""
+def number_table(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+    """First and last checkpoint of a run at both windows, or each model: means ± standard errors.
+
+    Nothing where no measure has a mean.
+    """
     own = tables.own
     columns = _columns(tables)
     rows: list[Sequence[str]] = []
-    for name in figure.reported:
+    for name in filter(own.has_measure, figure.reported):
         measure = own.measures[name]
         for kind in own.layer_types:
             cells = [
@@ -120,7 +128,7 @@ def number_table(figure: Figure, tables: StudyTables) -> TableBlock:
             if any(cell != "–" for cell in cells):
                 rows.append([f"{measure.label} ({population(own, kind)})", *cells])
     titles = [f"{shortened(entry.label)}{', common' if at.common else ''}" for at, entry in columns]
-    return TableBlock(["Mean", *titles], rows[:MOST_ROWS])
+    return [TableBlock(["Mean", *titles], rows[:MOST_ROWS])] if rows else []
 
 
 def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:

@@ -1,59 +1,61 @@
-"""Draw what a study carries into `figures/<nn>_<name>/`, each figure with its card beside it."""
+"""Draw what a study carries into `figures/<folder>/`, each figure next to its card, with a gallery of all."""
+
+from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure as Drawing
-
 from qkscope.draw import style
 from qkscope.files import write_text
-from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
+from qkscope.lenses.at_window import StudyTables
+from qkscope.lenses.base import Figure
 from qkscope.processes import over_cores
-from qkscope.report.catalogue import Numbered, catalogue, drawable
+from qkscope.report.cards import figure_card
+from qkscope.report.catalogue import drawable, folder_name
 from qkscope.report.charts import draw_chart
-from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder
+from qkscope.report.charts.layout import hide_titles
+from qkscope.report.gallery import gallery
+from qkscope.report.published import PUBLISHED, Published, write_one
+from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder, gallery_path
 from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
-RETIRED = ("rope_vs_nope",)  # figures of earlier versions, whose files are removed
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
-def draw(entry: Numbered, tables: StudyTables, at: AtWindow) -> Drawing:
-    """One figure, not yet written."""
-    if entry.figure.draw is None:
-        return draw_chart(entry.figure, tables)
-    with matplotlib.rc_context(style.RC):
-        return entry.figure.draw(at)
-
-
-def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Path) -> list[Path]:
+def write_figure(figure: Figure, tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
     """Draw one figure into its folder, with its card; returns what was written."""
-    place = figure_folder(folder, entry.folder(at.common))
-    style.save(draw(entry, tables, at), place)
-    write_text(place / CARD, to_markdown(entry.card(tables, at)))
+    place = figure_folder(folder, folder_name(figure))
+    picture = draw_chart(figure, tables)
+    style.save(picture if titles else hide_titles(picture), place)
+    write_text(place / CARD, to_markdown(figure_card(figure, tables)))
     let_go()
     return [place / name for name in FIGURE_FILES]
 
 
-def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
-    """Draw every figure that the study carries; files of an earlier run that no longer apply are removed."""
-    wanted = list(drawable(tables))
-    for entry, at in wanted:
-        entry.card(tables, at)  # here, so that all summaries are built once, and the page finds the cards
-        let_go()
-    drawing = over_cores(lambda one: write_figure(one[0], tables, one[1], folder), wanted, WORTH_SHARING)
-    written = [path for paths in drawing for path in paths]
-    remove_stale_figures(folder, {entry.folder(at.common) for entry, at in wanted})
-    return written
+def write_figures(tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
+    """Draw every figure that the study carries, and the published ones.
+
+    Figures of an earlier report that no longer apply are removed.
+    """
+    wanted = drawable(tables)
+    for figure in wanted:
+        figure_card(figure, tables)  # here, so that what cards need is computed once, not in every process
+
+    def write(figure: Figure | Published) -> list[Path]:
+        draw = write_one if isinstance(figure, Published) else write_figure
+        return draw(figure, tables, folder, titles=titles)  # type: ignore[operator]
+
+    written = [path for paths in over_cores(write, [*wanted, *PUBLISHED], WORTH_SHARING) for path in paths]
+    published = {f"published_{each.figure.name}" for each in PUBLISHED}
+    remove_stale_figures(folder, {*published, *(folder_name(figure) for figure in wanted)})
+    write_text(gallery_path(folder), to_markdown(gallery(wanted, tables)))
+    return [*written, gallery_path(folder)]
 
 
 def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:
-    """Remove figures of an earlier report that were not drawn now, under whatever number: a new lens renumbers them."""
-    names = {*(entry.name for entry in catalogue()), *RETIRED}
+    """Remove our files of figures that were not drawn now, under whatever name an earlier version gave them."""
     for entry in entries(figures_folder(folder)):
-        known = FIGURE.fullmatch(entry.name) and entry.name[3:].removesuffix(COMMON_SUFFIX) in names
-        if known and entry.name not in drawn:
+        if FIGURE.fullmatch(entry.name) and entry.name not in drawn:
             remove_figure(folder, entry.name)

@@ -1,7 +1,6 @@
-"""The sentences for the first screen of the page: the openings of the takeaways that lenses put forward."""
+"""The sentences for the first screen of the page: the first takeaways of the main figures."""
 
 from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.card import Subject
 from qkscope.report.cards import takeaways
 from qkscope.report.catalogue import drawable
 
@@ -10,12 +9,6 @@ SENTENCES = 4
 
 def lead(tables: StudyTables) -> list[str]:
     """At most four statements, each computed from this study."""
-    said = []
-    for entry, at in drawable(tables):
-        if entry.figure.leads and not at.common:
-            if entry.figure.card is None:
-                takeaway = takeaways(entry.figure, tables)
-            else:
-                takeaway = [text for text in entry.figure.card(Subject(tables, at)).takeaway if text]
-            said += [" ".join(takeaway[: entry.figure.leads])] if takeaway else []
-    return said[:SENTENCES]
+    main = (figure for figure in drawable(tables) if figure.number is not None)
+    sentences = (next(iter(takeaways(figure, tables)), "") for figure in main)
+    return [text for text in sentences if text][:SENTENCES]

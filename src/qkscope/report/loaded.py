@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.base import Figure as Declared
     from qkscope.moments.moments import Moments
-    from qkscope.report.catalogue import Numbered
     from qkscope.results.entries import Entries
 
 
@@ -66,35 +66,33 @@ class StudyResults:
             raise InputError(f"{self.folder} has no table {name!r}{_closest(name, known)}")
         return table.copy()
 
-    def figure(self, name: str, *, common: bool = False) -> Figure:
+    def figure(self, name: str) -> Figure:
         """A figure of the report, as a matplotlib figure."""
-        from qkscope.report.figures import draw
+        from qkscope.report.charts import draw_chart
 
-        entry, at = self._drawable(name, common)
-        return draw(entry, self._tables, at)
+        return draw_chart(self._drawable(name), self._tables)
 
-    def card(self, name: str, *, common: bool = False) -> str:
+    def card(self, name: str) -> str:
         """What a figure shows, in words (Markdown)."""
+        from qkscope.report.cards import figure_card
         from qkscope.words.blocks import to_markdown
 
-        entry, at = self._drawable(name, common)
-        return to_markdown(entry.card(self._tables, at))
+        return to_markdown(figure_card(self._drawable(name), self._tables))
 
     @property
     def figures(self) -> list[str]:
         """Names of all figures that these results carry."""
         from qkscope.report.catalogue import drawable
 
-        return list(dict.fromkeys(entry.name for entry, _ in drawable(self._tables)))
+        return [figure.name for figure in drawable(self._tables)]
 
-    def _drawable(self, name: str, common: bool) -> tuple[Numbered, AtWindow]:
+    def _drawable(self, name: str) -> Declared:
         from qkscope.report.catalogue import drawable
 
-        for entry, at in drawable(self._tables):
-            if entry.name == name and at.common == common:
-                return entry, at
-        where = " at the common window" if common else ""
-        raise InputError(f"{self.folder} has no figure {name!r}{where}{_closest(name, self.figures)}")
+        for figure in drawable(self._tables):
+            if figure.name == name:
+                return figure
+        raise InputError(f"{self.folder} has no figure {name!r}{_closest(name, self.figures)}")
 
     def _at(self, common: bool) -> AtWindow:
         if not common:

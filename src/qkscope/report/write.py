@@ -1,29 +1,38 @@
-"""The report of a results folder: tables, figures with a card beside each, and the interactive page."""
+"""The report of a results folder: tables, figures with a card next to each, claims, and the interactive page."""
 
 from pathlib import Path
 
-from qkscope.files import require_writable
+from qkscope.files import require_writable, write_text
 from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
 from qkscope.page.write import PageCard, write_page
+from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import catalogue, drawable
+from qkscope.report.claims import claims_page
 from qkscope.report.lead import lead
+from qkscope.results.folder import CLAIMS_MD, results_file
 from qkscope.results.read import load_results
 from qkscope.results.remove import remove_unfinished
+from qkscope.words.blocks import to_markdown
 
 
 def write_report(
     results_folder: Path | str, *, figures: bool = True, page: bool = True, out: Path | None = None
 ) -> list[Path]:
-    """Write `tables/*.csv`, `figures/<nn>_<name>/` (picture, vector picture, card) and `report.html`; returns what
-    was written. `out` is another folder to write them to, where the results are to stay as they are.
+    """Write `tables/*.csv`, `figures/<folder>/` (picture, vector picture, card), `claims.md` and `report.html`.
 
-    Raises TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
+    Returns what was written. `out` is another folder to write to, where the results are to stay as they are. Raises
+    TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
     tables = build_tables(load_results(Path(results_folder)))
     place = out or tables.results.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
     written = write_tables(tables, place)
+    claims = claims_page(tables)
+    if claims:
+        path = results_file(place, CLAIMS_MD)
+        write_text(path, to_markdown(claims))
+        written.append(path)
     if figures:
         from qkscope.report.figures import write_figures  # matplotlib, only when something is drawn
 
@@ -35,11 +44,11 @@ def write_report(
 
 def page_cards(tables: StudyTables) -> list[PageCard]:
     """The cards of all figures that the study carries."""
-    return [PageCard(entry.name, at.common, entry.card(tables, at)) for entry, at in drawable(tables)]
+    return [PageCard(figure.name, figure_card(figure, tables)) for figure in drawable(tables)]
 
 
 def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
-    """Write one figure of the catalogue, each checkpoint at its own context, with its card; returns its folder.
+    """Write one figure of the catalogue with its card; returns its folder.
 
     Raises KeyError for a name that is not in the catalogue, ValueError where the tables do not carry the figure.
     """
@@ -47,7 +56,7 @@ def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
 
     folder = Path(results_folder)
     tables = build_tables(load_results(folder))
-    entry = {each.name: each for each in catalogue()}[name]
-    if not entry.figure.exists(tables.own):
+    figure = {each.name: each for each in catalogue()}[name]
+    if not figure.exists(tables.own):
         raise ValueError(f"{folder} does not have the tables for the figure {name}")
-    return write_figure(entry, tables, tables.own, folder)[0].parent
+    return write_figure(figure, tables, folder)[0].parent

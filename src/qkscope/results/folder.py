@@ -26,7 +26,7 @@ PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
 LEFT_OUT_JSON = "left_out.json"
 TRAINING_JSON = "training.json"
-REPORT_HTML = "report.html"
+REPORT_HTML, CLAIMS_MD = "report.html", "claims.md"
 LOCK = ".lock"
 LEFT_OUT_LOCK = ".left_out.lock"
 FILES = (
@@ -45,6 +45,7 @@ FILES = (
     LEFT_OUT_JSON,
     TRAINING_JSON,
     REPORT_HTML,
+    CLAIMS_MD,
     LOCK,
     LEFT_OUT_LOCK,
 )
@@ -67,7 +68,7 @@ JOIN_CSV, JOIN_PNG, JOIN_SVG = "join.csv", "join.png", "join.svg"
 LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV = "lengths.csv", "changes.csv", "differences.csv"
 JOIN_FILES = (JOIN_CSV, POINTS_CSV, LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV, JOIN_PNG, JOIN_SVG, CARD)
 
-FIGURE = re.compile(r"[0-9]{2}_[a-z0-9_]{1,60}")
+FIGURE = re.compile(r"([0-9]{2}|appendix|published)_[a-z0-9_]{1,60}")
 TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
 COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
 ABLATION_PART = re.compile(r"[0-9a-f]{64}\.json")
@@ -184,6 +185,11 @@ def figures_folder(folder: Path) -> Path:
     return _within(folder, FIGURES)
 
 
+def gallery_path(folder: Path) -> Path:
+    """The page that lists all figures."""
+    return _within(folder, FIGURES, CARD)
+
+
 def figure_folder(folder: Path, figure: str) -> Path:
     """The folder of one figure; also looks at its `FIGURE_FILES`."""
     return _folder_of(FIGURE_FILES, folder, FIGURES, _known(figure, FIGURE.fullmatch(figure)))
@@ -221,6 +227,8 @@ def served_file(folder: Path, place: str) -> Path | None:
         return results_file(folder, REPORT_HTML)
     if len(parts) == 2 and parts[0] == TABLES and TABLE.fullmatch(parts[1]):
         return table_path(folder, parts[1])
+    if parts == [FIGURES, CARD]:
+        return gallery_path(folder)
     if len(parts) == 3 and parts[0] == FIGURES and FIGURE.fullmatch(parts[1]) and parts[2] in FIGURE_FILES:
         return _within(folder, *parts)
     return None

@@ -17,6 +17,7 @@ from qkscope.results.folder import (
     ABLATION_JSON,
     ABLATION_PART,
     CARD,
+    CLAIMS_MD,
     COLLAGE,
     COLLAGE_FILES,
     COMPARED,
@@ -143,9 +144,12 @@ def remove_table(folder: Path, name: str) -> None:
 def remove_report(folder: Path, tables: Collection[str], *, page: bool = True) -> list[str]:
     """Remove what a report wrote: page, summaries of these names, figures; returns what is gone."""
     removed = [f"{FIGURES}/{name}" for name in _remove_folders(folder / FIGURES, FIGURE, FIGURE_FILES)]
+    if not (folder / FIGURES).is_symlink():
+        removed += [f"{FIGURES}/{CARD}"] if _remove_own(folder / FIGURES, (CARD,)) else []
     if not (folder / TABLES).is_symlink():
         removed += [f"{TABLES}/{name}" for name in tables if _remove_own(folder / TABLES, (name,))]
-    return [*removed, *([REPORT_HTML] if page and _remove_own(folder, (REPORT_HTML,)) else [])]
+    own = (CLAIMS_MD, REPORT_HTML) if page else (CLAIMS_MD,)
+    return [*removed, *(name for name in own if _remove_own(folder, (name,)))]
 
 
 def remove_outcomes(folder: Path, tables: Collection[str]) -> list[str]:

@@ -22,7 +22,8 @@ from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_js
 from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
 from qkscope.lenses.registry import registered
 from qkscope.page.write import write_page
-from qkscope.report.catalogue import drawable
+from qkscope.report.cards import figure_card
+from qkscope.report.catalogue import drawable, folder_name
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards
 from qkscope.results.archive import is_archive
@@ -51,8 +52,7 @@ LARGEST_PICTURE = 2**28
 LARGEST_RECORD = 2**28
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results give the same bytes
 SHOWN_PATHS = 5
-BOTH_PICTURES = f"`{FIGURE_PNG}`, and the same drawing as vector graphics in "
-
+BOTH_PICTURES = f"`{FIGURE_PNG}`, `{FIGURE_SVG}`"
 Notify = Callable[[str], None]
 
 
@@ -203,12 +203,12 @@ def _read_back(place: Path, folder: Path) -> StudyTables:
 def _write_cards(tables: StudyTables, folder: Path, place: Path) -> int:
     """The figures that were drawn, as vector graphics, with their cards; returns how many."""
     written = 0
-    for entry, at in drawable(tables):
-        name = entry.folder(at.common)
+    for figure in drawable(tables):
+        name = folder_name(figure)
         picture = figure_folder(folder, name) / FIGURE_SVG
         if picture.is_file():
             _copy(picture, figure_folder(place, name) / FIGURE_SVG, LARGEST_PICTURE)
-            card = to_markdown(entry.card(tables, at)).replace(BOTH_PICTURES, "", 1)
+            card = to_markdown(figure_card(figure, tables)).replace(BOTH_PICTURES, f"`{FIGURE_SVG}`", 1)
             write_text(figure_folder(place, name) / CARD, card)
             written += 1
     return written

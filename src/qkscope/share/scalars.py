@@ -10,7 +10,7 @@ import re
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES
-from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
+from qkscope.lenses.depth_axis import EARLY, LATE, MIDDLE
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.stats.noise import EVERY_HEAD, Part
 

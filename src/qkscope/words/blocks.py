@@ -70,7 +70,16 @@ class Listing:
     lines: Sequence[str]
 
 
-AnyBlock = Block | TableBlock | Listing
+@dataclass(frozen=True)
+class Picture:
+    """A picture by its path next to the document, and a page that it links to."""
+
+    path: str
+    title: str
+    link: str
+
+
+AnyBlock = Block | TableBlock | Listing | Picture
 
 
 def heading(level: int, text: Text) -> Block:
@@ -122,6 +131,8 @@ def _page_block(block: AnyBlock) -> dict[str, Any]:
     if isinstance(block, TableBlock):
         rows = [[page_runs(cell) for cell in row] for row in block.rows]
         return {"kind": "table", "titles": [page_runs(title) for title in block.titles], "rows": rows}
+    if isinstance(block, Picture):
+        return {"kind": "picture", "path": block.path, "title": block.title, "link": block.link}
     if isinstance(block, Listing):
         return {"kind": "listing", "language": block.language, "lines": list(block.lines)}
     runs = page_runs(block.text)
@@ -156,7 +167,10 @@ def to_markdown(blocks: Iterable[AnyBlock]) -> str:
             lines.append(_markdown_line(block, number))
             continue
         number = 0
-        lines += _markdown_table(block) if isinstance(block, TableBlock) else _markdown_listing(block)
+        if isinstance(block, Picture):
+            lines.append(f"[![{markdown_text(block.title)}]({block.path})]({block.link})")
+        else:
+            lines += _markdown_table(block) if isinstance(block, TableBlock) else _markdown_listing(block)
     return "\n".join(lines) + "\n"
 
 

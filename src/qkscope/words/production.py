@@ -1,4 +1,4 @@
-"""The section "How It Was Produced" of a card, from the provenance. What it does not say is "not recorded"."""
+"""What produced a report, from its provenance. What that does not state is "not recorded"."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,25 +8,23 @@ from qkscope.results.local_paths import without_local_paths
 from qkscope.results.provenance import CorpusRecord
 from qkscope.results.read import Entry, Results, phase_segments
 from qkscope.text import counted
-from qkscope.words.blocks import Block, Code, Run, Strong, bullet, numbered
+from qkscope.words.blocks import Block, Code, Run, Strong, bullet
 from qkscope.words.phrases import listed, shortened
 
 NOT_RECORDED = "not recorded"
 _LISTED_CHECKPOINTS = 12
 
 
-def produced(results: Results, rows: int, table: str, steps: Sequence[tuple[str, str]]) -> list[Block]:
-    """Numbered items: data, model, heads, checkpoints, corpus, then the figure's own steps."""
-    component = (", filtered to PC0 (", Code("pc == 0"), ")") if table in schema.QK_FILES else ()
-    one_run = results.study.one_run
+def produced(results: Results) -> list[Block]:
+    """Data, models, heads, checkpoints and corpus of a report, one item each."""
+    one_run, noun = results.study.one_run, results.study.noun
     return [
-        numbered(Strong("Data source"), ": ", Code(table), *component, f": {counted(rows, 'row')}."),
-        numbered(Strong("Model" if one_run else "Models"), ": ", *_models(results.study.checkpoints)),
-        numbered(Strong("Heads"), f": {_heads(results)}"),
-        numbered(Strong("Checkpoints in order" if one_run else f"{results.study.noun.title()}s compared"), ":"),
+        bullet(Strong("Model" if one_run else "Models"), ": ", *_models(results.study.checkpoints)),
+        bullet(Strong("Heads"), f": {_heads(results)}"),
+        bullet(Strong("Checkpoints in order" if one_run else f"{noun.title()}s compared"), ":"),
         *(bullet(line, level=1) for line in _order(results)),
-        numbered(Strong("Corpus and tokens"), ": ", *_corpus(results)),
-        *(numbered(Strong(what), f": {how}") for what, how in steps),
+        bullet(Strong("Corpus and tokens"), ": ", *_corpus(results)),
+        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; full provenance: ", Code("provenance.json")),
     ]
 
 

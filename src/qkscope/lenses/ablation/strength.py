@@ -15,7 +15,7 @@ from scipy import stats
 
 from qkscope.lenses.ablation.table import EDITS, FILE, SPREAD
 from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.head_rows import heads_at
 from qkscope.words.phrases import signed, span
 
 # What could tell beforehand which heads matter, where the results have it: column of tables/heads.csv, and in words.

@@ -24,11 +24,20 @@ EDITS = {
     "zero": "the head's output",
     "nothing": "nothing (what rounding does)",
 }
+TITLES = {
+    "kernel": "loss increase without the average distance preference",
+    "zero": "loss increase without the head",
+}
 SPREAD = "kernel_spread"
 NATS = "nats per token"
 COLUMNS = (
     *(
-        Measure(f"loss_{edit}", f"Rise of the mean loss when an edit takes away {what}.", NATS)
+        Measure(
+            f"loss_{edit}",
+            f"Increase of the mean loss when an edit removes {what}.",
+            NATS,
+            title=TITLES.get(edit, ""),
+        )
         for edit, what in EDITS.items()
     ),
     Measure(

@@ -33,12 +33,12 @@ from qkscope.lenses.claims.steps import (
     queries_first,
     spreads,
 )
-from qkscope.lenses.measures.table import FILE as MEASURES
+from qkscope.lenses.measures import FILE as MEASURES
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.lenses.rotation.table import FILE as ROTATED
-from qkscope.lenses.score.summaries import shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
+from qkscope.lenses.score.table import shares_shown
 from qkscope.results.read import Entry
 from qkscope.words.phrases import plus_minus
 

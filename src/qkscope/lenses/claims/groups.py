@@ -13,13 +13,12 @@ from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.claims.base import Evidence, unasked
 from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population, within
-from qkscope.lenses.depth.findings import EARLY, LATE
+from qkscope.lenses.depth_axis import EARLY, LATE
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.table import FILE as ROTATED
-from qkscope.lenses.score.summaries import shares_shown
-from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.score.table import ADVANTAGE, shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.results.read import Entry
 from qkscope.stats.noise import FEWEST_HEADS, HeadPanel, Part

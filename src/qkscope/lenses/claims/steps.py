@@ -17,7 +17,7 @@ from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of
 from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.pca import Array
-from qkscope.lenses.plasticity.summaries import compared_names
+from qkscope.lenses.plasticity.compared import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.results.read import Entry

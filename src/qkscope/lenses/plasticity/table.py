@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable, Measure
+from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
 from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
 from qkscope.lenses.sums import LayerSums
@@ -199,7 +199,18 @@ def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
-TABLE = HeadTable(FILE, COLUMNS, plasticity, own_buckets=True, stated=ESTIMATOR)
+TITLES = {
+    "ap": "plasticity over buckets",
+    "ap_content": "plasticity of content",
+    "ap_near": "plasticity within a bucket",
+    "ap_same_position": "plasticity at one position",
+    "ap_first": "plasticity in the first fifth",
+    "ap_last": "plasticity in the last fifth",
+    "ap_drop": "drop of plasticity along the window",
+    "ap_drop_matched": "drop at equal distances",
+    "loss_not_position": "share of the loss that is not position",
+}
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, own_buckets=True, stated=ESTIMATOR)
 PROFILE = HeadTable(
     PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, holds_fixed=HELD, stated=ESTIMATOR
 )

@@ -1,7 +1,7 @@
 """Where queries and keys lie, position by position: what r is a summary of."""
 
-from qkscope.lenses.base import Detail, Figure, Lens, View, later
-from qkscope.lenses.profile.card import profile_card
+from qkscope.lenses.base import Detail, Figure, Lens, View
+from qkscope.lenses.charts import Drawing
 from qkscope.lenses.profile.choice import shape_shows
 from qkscope.lenses.profile.examples import examples
 from qkscope.lenses.profile.table import BEND, BEND_FILE, PROFILE, PROFILE_FILE
@@ -14,10 +14,12 @@ LENS = Lens(
     figures=(
         Figure(
             "profile",
-            later("qkscope.lenses.profile.figure:draw_profile"),
-            profile_card,
+            title="Projection on PC0 by Position",
+            chart=Drawing("qkscope.report.drawings.profile:draw_profile", ("bend_q", "bend_k")),
+            caption="Mean projection of queries (blue) and keys (red) on PC0 by position, for the clearest head of "
+            "each "
+            "category and the most bent one. Bands: ± 1 SD over tokens.",
             needs=(PROFILE_FILE, BEND_FILE),
-            at_common_window=True,
             worthwhile=shape_shows,
         ),
     ),

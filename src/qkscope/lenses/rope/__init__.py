@@ -1,17 +1,12 @@
-"""What RoPE alone predicts of every head, what is left, and what window, base and weights did to it."""
+"""The rotated-mean prediction of every head, what it leaves, and which causes changed it."""
 
-from qkscope.lenses.base import Detail, Figure, Lens, OwnView, Summary, View, later
+from qkscope.lenses.base import Detail, Figure, Lens, OwnView, View
+from qkscope.lenses.charts import Drawing, HeadScatter
 from qkscope.lenses.rope import kernel, planes, table
-from qkscope.lenses.rope.card import rope_alone_card, rope_excess_card
-from qkscope.lenses.rope.card_kernel import rope_kernel_card
-from qkscope.lenses.rope.card_split import rope_split_card
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
-from qkscope.lenses.rope.summaries import rope_alone_at
 from qkscope.lenses.rope.waterfall import waterfall
-
-ROOM = "qkscope.lenses.rope"
 
 LENS = Lens(
     name="rope",
@@ -19,43 +14,43 @@ LENS = Lens(
     question="How much of a head's position signal follows from its rotated mean query and key?",
     tables=(table.TABLE, planes.TABLE, kernel.TABLE),
     of_study=(SPLITS,),
-    summaries=(Summary("rope_alone", rope_alone_at),),
     figures=(
         Figure(
-            "rope_alone",
-            later(f"{ROOM}.figure:draw_rope_alone"),
-            rope_alone_card,
-            needs=(table.FILE, "rope_alone"),
-            at_common_window=True,
+            "rotated_mean",
+            title="Measured r and the Rotated-Mean Prediction",
+            chart=HeadScatter("r_q_rope", "r_q", diagonal=True, second=("r_k_rope", "r_k")),
+            caption="Measured r_q (blue) and r_k (red) of every head against the rotated-mean prediction: the r that "
+            "follows from the head's average query and key (and their covariance) before rotation. Those averages are "
+            "learned.",
+            measures=("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess"),
+            needs=(table.FILE,),
+            number=6,
         ),
         Figure(
-            "rope_excess",
-            later(f"{ROOM}.figure:draw_rope_excess"),
-            rope_excess_card,
-            needs=(table.FILE, "rope_alone"),
-            at_common_window=True,
-        ),
-        Figure(
-            "rope_split",
-            later(f"{ROOM}.figure_split:draw_rope_split"),
-            rope_split_card,
+            "causes",
+            title="Causes of Change",
+            chart=Drawing("qkscope.report.drawings.causes:draw_causes", ("r_q", "r_k")),
+            caption="Changes of mean r_q and r_k at equal context length, attributed to context length and RoPE "
+            "base, and "
+            "weights. Unexplained: what the rotated-mean prediction leaves.",
             needs=(SPLIT_FILE,),
-            at_common_window=True,
-            leads=1,
+            number=7,
         ),
         Figure(
-            "rope_kernel",
-            later(f"{ROOM}.figure_kernel:draw_rope_kernel"),
-            rope_kernel_card,
-            needs=(kernel.FILE, planes.FILE, "rope_alone"),
+            "kernel",
+            title="Which Distances Do Heads Prefer?",
+            chart=Drawing("qkscope.report.drawings.kernel:draw_kernel", ("r_q_rope", "r_k_rope")),
+            caption="Mean score by distance between query and key that the rotated mean query and key give (curve), as "
+            "measured (dots), and the rotation planes that carry it.",
+            needs=(kernel.FILE, planes.FILE),
         ),
     ),
     views=(
         View("curve", "Rotated-mean prediction, by {noun}", ("r_q_rope", "r_k_rope"), "Means over heads.",
-             figure="rope_excess"),
+             figure="rotated_mean"),
         View("curve", "What is measured beyond that", ("r_q_excess", "r_k_excess"), "Means over heads."),
         View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: as predicted.",
-             figure="rope_alone"),
+             figure="rotated_mean"),
         View("scatter", "Excess of r_k against its prediction", ("r_k_rope", "r_k_excess"), "At 0: as predicted."),
         View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
         View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),

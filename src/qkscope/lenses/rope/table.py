@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable, Measure
+from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
@@ -26,14 +26,23 @@ _CODES = ", ".join(f"{code} {name}" for code, name in enumerate(CATEGORIES[:-1])
 
 COLUMNS = (
     Measure(
-        "r_q_rope", "The r_q of PC0 that RoPE alone predicts, from queries and keys at rest.", "", CORRELATION, FISHER
+        "r_q_rope",
+        "The r_q of PC0 that the mean and covariance of queries and keys before RoPE predict.",
+        "",
+        CORRELATION,
+        FISHER,
     ),
-    Measure("r_k_rope", "The r_k of PC0 that RoPE alone predicts.", "", CORRELATION, FISHER),
-    Measure(
-        "r_q_excess", "Measured minus predicted r_q of PC0: position that RoPE alone does not give.", "", (-2.0, 2.0)
-    ),
+    Measure("r_k_rope", "The same for r_k.", "", CORRELATION, FISHER),
+    Measure("r_q_excess", "Measured minus predicted r_q of PC0.", "", (-2.0, 2.0)),
     Measure("r_k_excess", "The same for r_k.", "", (-2.0, 2.0)),
-    Measure("category_rope", f"The category that the predicted r_q and r_k give: {_CODES}.", "", (0, 4), error=None),
+    Measure(
+        "category_rope",
+        f"The category that the predicted r_q and r_k give: {_CODES}.",
+        "",
+        (0, 4),
+        error=None,
+        kind="code",
+    ),
     Measure("explained_rope", "Share of the predicted variance of queries and keys together on PC0.", "", SHARE),
     Measure("pc0_cos", "Absolute cosine of the angle between the predicted and the measured PC0.", "", SHARE),
     Measure(
@@ -47,13 +56,16 @@ COLUMNS = (
     Measure("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),
     Measure("bias_rope", "Predicted slope of the mean score in the position of the key.", "score per token"),
     Measure("bias_excess", "Measured minus predicted slope of the mean score in key position.", "score per token"),
-    Measure("drift_rest_q", "Share of the variance of queries at rest that lies between position buckets.", "", SHARE),
+    Measure(
+        "drift_rest_q", "Share of the variance of queries before RoPE that lies between position buckets.", "", SHARE
+    ),
     Measure("drift_rest_k", "The same for keys.", "", SHARE),
     Measure(
         "prediction",
-        "0 from the measured rotation, 1 nothing rotates (r is 0); none: 2 rotation not measured, 3 nothing summed at "
-        "rest, 4 fewer tokens at rest than dimensions.",
+        "0 from the measured rotation, 1 nothing rotates (r is 0); none: 2 rotation not measured, 3 nothing summed "
+        "before RoPE, 4 fewer tokens before RoPE than dimensions.",
         error=None,
+        kind="code",
     ),
 )
 
@@ -140,4 +152,12 @@ def drift_at_rest(before: BeforeRotation | None) -> Array:
         return np.where(several & (trace > 0), np.minimum(between / trace, 1.0), np.nan)
 
 
-TABLE = HeadTable(FILE, COLUMNS, rope_rows, holds_fixed=HELD)
+TITLES = {
+    "r_q_rope": "predicted r_q",
+    "r_k_rope": "predicted r_k",
+    "r_q_excess": "measured minus predicted r_q",
+    "r_k_excess": "measured minus predicted r_k",
+    "explained_rope": "predicted variance on PC0",
+    "pc0_cos": "cosine of predicted and measured PC0",
+}
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, holds_fixed=HELD)

@@ -1,67 +1,43 @@
 """How queries and keys drift with position, along which axis, and what that adds to a score."""
 
-from qkscope.lenses.base import Figure, Lens, Summary, View, later
-from qkscope.lenses.rotation.card import bias_card, drift_card
-from qkscope.lenses.rotation.families import of_models
-from qkscope.lenses.rotation.families_card import families_card
-from qkscope.lenses.rotation.heads_card import depth_card, heads_card, planes_card
+from qkscope.lenses.base import Figure, Lens, View
+from qkscope.lenses.charts import Drawing, Panel, Trajectories
 from qkscope.lenses.rotation.planes import FILE as PLANES_CSV
 from qkscope.lenses.rotation.planes import TABLE as PLANES
-from qkscope.lenses.rotation.summaries import depth_at, relation_at, rotation_at
 from qkscope.lenses.rotation.table import FILE, TABLE
-
-DRAW = "qkscope.lenses.rotation"
 
 LENS = Lens(
     name="rotation",
     title="Drift and separation",
     question="Along which axis do queries and keys drift, and what does that add to a score?",
     tables=(TABLE, PLANES),
-    summaries=(
-        Summary("rotation", rotation_at),
-        Summary("rotation_depth", depth_at),
-        Summary("rotation_relation", relation_at),
-    ),
     figures=(
         Figure(
-            "rotation_drift",
-            later(f"{DRAW}.bars:draw_drift"),
-            drift_card,
-            needs=(FILE, "rotation"),
-            at_common_window=True,
-        ),
-        Figure(
-            "rotation_bias", later(f"{DRAW}.bars:draw_bias"), bias_card, needs=(FILE, "rotation"), at_common_window=True
-        ),
-        Figure(
-            "rotation_heads",
-            later(f"{DRAW}.heads_figure:draw_heads"),
-            heads_card,
-            needs=(FILE, "rotation_relation"),
-            at_common_window=True,
-        ),
-        Figure(
-            "rotation_depth_map",
-            later(f"{DRAW}.maps:draw_depth"),
-            depth_card,
-            needs=(FILE, "rotation_depth"),
-            at_common_window=True,
-        ),
-        Figure(
-            "rotation_planes",
-            later(f"{DRAW}.ellipses:draw_planes"),
-            planes_card,
+            "drift_plane",
+            title="Queries and Keys in the Drift Plane",
+            chart=Drawing(
+                "qkscope.report.drawings.drift_plane:draw_drift_plane",
+                ("r_q_a_abs", "r_k_a_abs", "separation_strength", "bias_effect"),
+            ),
+            caption="Queries (blue) and keys (red) of a few heads along the axis of their drift with position (a) "
+            "and the "
+            "axis that separates them (b). One ellipse per position bucket (1 SD), darker with position.",
             needs=(FILE, PLANES_CSV),
-            at_common_window=True,
+            number=9,
         ),
         Figure(
-            "rotation_families",
-            later(f"{DRAW}.families_figure:draw_families"),
-            families_card,
-            needs=(FILE,),
-            at_common_window=True,
-            number=51,
-            worthwhile=of_models,
+            "drift",
+            title="Drift With Position",
+            chart=Trajectories(
+                (
+                    Panel(("r_q_a_abs", "r_k_a_abs"), "Correlation with position along the drift axis"),
+                    Panel(("bias_effect",), "Positional bias of scores"),
+                    Panel(("separation_strength",), "Separation of queries and keys"),
+                )
+            ),
+            caption="Correlation of queries and keys with position along the common drift axis, what their drift "
+            "adds to "
+            "scores over the window, and how far queries and keys lie apart.",
         ),
     ),
     views=(
@@ -70,16 +46,16 @@ LENS = Lens(
             "Correlation with position along a, and along each kind's own drift",
             ("r_q_a", "r_k_a", "r_q_own", "r_k_own"),
             "Means over heads.",
-            figure="rotation_drift",
+            figure="drift",
         ),
         View(
             "curve",
             "What position adds to a score over the window",
             ("bias_window", "bias_strength_window"),
             "Raw score, means over heads: in all directions, and along a alone.",
-            figure="rotation_bias",
+            figure="drift",
         ),
-        View("curve", "The same in standard deviations of a score", ("bias_effect",), figure="rotation_bias"),
+        View("curve", "The same in standard deviations of a score", ("bias_effect",), figure="drift"),
         View(
             "bars",
             "Share of variance along a and b, and of differences along b",
@@ -89,11 +65,9 @@ LENS = Lens(
             "scatter",
             "Separation against bias, a dot per head",
             ("separation_strength", "bias_strength"),
-            figure="rotation_heads",
+            figure="drift",
         ),
         View("heatmap", "Bias over the window of every head, in standard deviations", ("bias_effect",)),
-        View(
-            "heatmap", "Correlation of every head's keys with position along a", ("r_k_a",), figure="rotation_depth_map"
-        ),
+        View("heatmap", "Correlation of every head's keys with position along a", ("r_k_a",)),
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable, Judged, Measure
+from qkscope.lenses.base import HeadTable, Judged, Measure, titled
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
 from qkscope.lenses.sums import LayerSums
@@ -268,4 +268,48 @@ def _diagonal(of: Statistics) -> Array:
 
 
 BY_CATEGORY = ("bias_effect_abs", "interaction_share")
-TABLE = HeadTable(FILE, COLUMNS, rotated, judged=JUDGED, judge=judge, averaged=averaged, by_category=BY_CATEGORY)
+AVERAGED = (
+    Measure("r_q_a_abs", "Absolute value of r_q_a.", "", SHARE, title="correlation of queries along the drift axis"),
+    Measure("r_k_a_abs", "Absolute value of r_k_a.", "", SHARE, title="correlation of keys along the drift axis"),
+    Measure("alpha_q_abs", "Absolute value of alpha_q.", SLOPE, SIZE, title="drift of queries per token"),
+    Measure("alpha_k_abs", "Absolute value of alpha_k.", SLOPE, SIZE, title="drift of keys per token"),
+    Measure("alpha_k_window_abs", "Absolute value of alpha_k_window.", VECTOR, SIZE, title="drift of keys"),
+    Measure("alpha_k_per_1000", "Absolute value of alpha_k times 1,000.", "vector per 1,000 tokens", SIZE,
+            title="drift of keys per 1,000 tokens"),
+    Measure("bias_per_1000", "bias_strength times 1,000.", "score per 1,000 tokens", title="bias per 1,000 tokens"),
+    Measure("bias_total_per_1000", "bias_total times 1,000.", "score per 1,000 tokens",
+            title="total bias per 1,000 tokens"),
+    Measure("slope_ratio_log2", "log2 of the ratio of the sizes of alpha_k and alpha_q.", title="slope ratio (log2)"),
+    Measure("bias_effect_abs", "Absolute value of bias_effect.", "standard deviations", SIZE,
+            title="size of the positional bias"),
+    Measure("interaction_share", "Share of the variance of the bias over queries that depends on query position.", "",
+            SHARE, title="share of the bias that depends on the query's position"),
+    Measure("r_a_gap", "Size of r_k_a minus size of r_q_a.", "", CORRELATION, title="keys' lead along the drift axis"),
+    Measure("r_own_gap", "r_k_own minus r_q_own.", "", CORRELATION, title="keys' lead along their own drift"),
+    Measure("bias_positive", "1 if bias_strength is above 0, 0 if below.", "", SHARE,
+            title="heads whose bias along the drift axis favors later keys", kind="indicator"),
+    Measure("bias_total_positive", "1 if bias_total is above 0, 0 if below.", "", SHARE,
+            title="heads whose bias favors later keys", kind="indicator"),
+)  # fmt: skip
+TITLES = {
+    "separation_strength": "separation of queries and keys",
+    "bias_effect": "positional bias (SD of scores)",
+    "bias_window": "score gained over the window",
+    "bias_strength_window": "score gained along the drift axis",
+    "var_frac_a": "variance along the drift axis",
+    "var_frac_b": "variance along the separation axis",
+    "r_q_a": "r of queries along the drift axis",
+    "r_k_a": "r of keys along the drift axis",
+    "r_q_own": "r of queries along their own drift",
+    "r_k_own": "r of keys along their own drift",
+}
+TABLE = HeadTable(
+    FILE,
+    titled(COLUMNS, TITLES),
+    rotated,
+    judged=JUDGED,
+    judge=judge,
+    averaged=averaged,
+    averaged_measures=AVERAGED,
+    by_category=BY_CATEGORY,
+)

@@ -1,62 +1,56 @@
 """What scores are made of: position, a fixed preference among keys, and what depends on the query."""
 
-from qkscope.lenses.base import Detail, Figure, Lens, Summary, View, error_name, later
-from qkscope.lenses.score import card, heads_card
+from qkscope.lenses.base import Detail, Figure, Lens, View, error_name
+from qkscope.lenses.charts import Drawing, Shares
 from qkscope.lenses.score.map_choice import several_rows
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TABLE as MAP
 from qkscope.lenses.score.map_table import TO_CELLS
-from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, score_depth, score_shares
-from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, SHARES, TABLE
+from qkscope.lenses.score.table import ADVANTAGE, POSITION, SHARES, TABLE
 
 LENS = Lens(
     name="score",
     title="What scores are made of",
     question="What decides a score: where a key is, what it is, or who asks?",
     tables=(TABLE, MAP),
-    summaries=(Summary(BY_KIND, score_shares), Summary(BY_DEPTH, score_depth)),
     figures=(
         Figure(
-            "score_split",
-            later("qkscope.lenses.score.figure:draw_score_split"),
-            card.score_split,
-            needs=(FILE, BY_KIND),
-            at_common_window=True,
-            leads=1,
+            "score_components",
+            title="Components of Attention Scores",
+            chart=Shares(SHARES, below=(ADVANTAGE,)),
+            caption="Share of the variance of attention scores by component: key position, query and key position "
+            "together, key content, and query. Below: by how many standard deviations later keys score higher.",
+            measures=(*SHARES, ADVANTAGE),
+            number=8,
         ),
         Figure(
             "score_depth",
-            later("qkscope.lenses.score.figure:draw_score_depth"),
-            card.score_depth,
-            needs=(FILE, BY_KIND, BY_DEPTH),
-            at_common_window=True,
-        ),
-        Figure(
-            "score_heads",
-            later("qkscope.lenses.score.heads_figure:draw_score_heads"),
-            heads_card.score_heads,
-            needs=(FILE, BY_KIND),
-            at_common_window=True,
+            title="Components of Attention Scores by Depth",
+            chart=Shares(SHARES, over="depth"),
+            caption="The same shares by layer, or by tenth of depth.",
+            measures=SHARES,
         ),
         Figure(
             "score_map",
-            later("qkscope.lenses.score.map_figure:draw_score_map"),
-            heads_card.score_map,
-            needs=(FILE, BY_KIND, MAP_FILE),
-            at_common_window=True,
+            title="Mean Scores by Position",
+            chart=Drawing("qkscope.report.drawings.score_map:draw_score_map", (POSITION, ADVANTAGE)),
+            caption="Mean score of two heads by query position (up) and key position (across), from each row's mean, "
+            "in "
+            "standard deviations of scores.",
+            needs=(MAP_FILE,),
             worthwhile=several_rows,
         ),
     ),
     views=(
-        View("bars", "What scores are made of", SHARES, "Means over heads.", figure="score_split"),
+        View("bars", "What scores are made of", SHARES, "Means over heads.", figure="score_components"),
         View(
             "curve",
             "By how many standard deviations late keys win",
             (ADVANTAGE,),
             "Means over heads; below 0 early keys win.",
-            figure="score_split",
+            figure="score_components",
         ),
-        View("heatmap", "Share of every head's scores that is position", (POSITION,), figure="score_heads"),
+        View("heatmap", "Share of every head's scores that is position", (POSITION,)),
         View("heatmap", "By how many standard deviations late keys win, in every head", (ADVANTAGE,)),
         View("scatter", "Position against which keys win", (POSITION, ADVANTAGE)),
     ),

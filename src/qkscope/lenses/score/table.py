@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable, Measure
+from qkscope.draw.palette import AMBER
+from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.score.parts import Split
 from qkscope.lenses.score.split import line_split, score_split
@@ -103,4 +106,24 @@ def shares_of(sums: LayerSums, split: Split) -> tuple[list[Array], Array]:
     return [np.clip(part / total, 0.0, 1.0) for part in parts], np.sqrt(total)
 
 
-TABLE = HeadTable(FILE, COLUMNS, score, own_buckets=True, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3]))
+TITLES = {
+    POSITION: "key position",
+    QUERY_POSITION: "query and key position",
+    PREFERENCE: "key content",
+    QUERY: "query",
+    ADVANTAGE: "score advantage of later keys (SD)",
+    "score_sd": "spread of scores",
+    "score_sd_scaled": "spread of logits over keys",
+}
+# From the bottom of a bar to its top, dark and light in turn, so that neighbors differ in print and for any eye.
+PART_COLORS = dict(zip(SHARES, ("#6d28d9", "#c4b5fd", AMBER, "#99d5cf"), strict=True))
+MEASURES = tuple(replace(each, color=PART_COLORS.get(each.name, "")) for each in titled(COLUMNS, TITLES))
+TABLE = HeadTable(
+    FILE, MEASURES, score, own_buckets=True, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3])
+)
+
+
+def shares_shown(at: AtWindow) -> tuple[str, ...]:
+    """The shares by which checkpoints can be compared: with one line over the window where their buckets differ."""
+    buckets = at.table(FILE).groupby("model")["buckets"].max()
+    return LINE_SHARES if at.common and buckets.nunique() > 1 else SHARES

@@ -6,6 +6,17 @@ export function runs(list) {
   return list.map(([kind, text]) => (kind === "text" ? text : element(kind, {}, text)));
 }
 
+function lineOf(block, lowest) {
+  const tag = block.kind === "heading" ? `h${Math.min(6, block.level + lowest - 1)}` : "p";
+  return element(tag, {}, ...runs(block.runs));
+}
+
+function tableOf(block) {
+  const row = (cells, tag) => element("tr", {}, ...cells.map((cell) => element(tag, {}, ...runs(cell))));
+  const table = element("table", {}, element("thead", {}, row(block.titles, "th")), element("tbody", {}, ...block.rows.map((cells) => row(cells, "td"))));
+  return element("div", { class: "table-scroll" }, table);
+}
+
 // Blocks as elements; items that follow each other share a list, bullets may sit below a numbered item.
 export function renderBlocks(blocks, lowest = 3) {
   const nodes = [];
@@ -14,8 +25,7 @@ export function renderBlocks(blocks, lowest = 3) {
   for (const block of blocks) {
     if (block.kind !== "item") {
       [list, inner] = [null, null];
-      const tag = block.kind === "heading" ? `h${Math.min(6, block.level + lowest - 1)}` : "p";
-      nodes.push(element(tag, {}, ...runs(block.runs)));
+      nodes.push(block.kind === "table" ? tableOf(block) : lineOf(block, lowest));
     } else if (block.level && list) {
       if (!inner) list.lastElementChild.append((inner = element("ul")));
       inner.append(element("li", {}, ...runs(block.runs)));
@@ -81,15 +91,13 @@ export class Cards {
     return this.blocks[place];
   }
 
-  // Below its chart: the card at the window that the page shows, else the one there is. Again, and it is folded away.
+  // Below its chart. Again, and it is folded away.
   async toggle(node, figure) {
     if (!node.hidden) {
       node.hidden = true;
       return;
     }
-    const common = this.app.store.state.choice === "common";
-    const places = this.list.map((_, i) => i).filter((i) => this.list[i].figure === figure);
-    const place = places.find((i) => this.list[i].common === common) ?? places[0];
+    const place = this.list.findIndex((card) => card.figure === figure);
     const leave = () => {
       node.hidden = true;
       node.parentElement.querySelector(".menu > summary").focus({ preventScroll: true });

@@ -181,7 +181,7 @@ export function curveViews(app) {
   const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable, note: () => errorNote(app) };
   return {
     concordance: new View(app, {
-      ...common, id: "concordance", title: "What mean r_k is made of", card: "concordance", draw: drawConcordance,
+      ...common, id: "concordance", title: "What mean r_k is made of", card: "depth", draw: drawConcordance,
       about: `Keys that run with their queries (r_k above ${app.data.about.thresholds.concordance}) and against them cancel in the mean.`,
       label: () => `Mean r_k and its parts. ${spoken(app, ["r_k", "r_k_abs"])}`,
     }),

@@ -126,7 +126,7 @@ export function explorer(app) {
     about: "One mark per head. Choose one to open it; drag a box to keep its heads in every view.",
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "zoom", "theme"],
-    card: "rq_rk_scatter_grid",
+    card: "phase_portraits",
     options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, zoomButtons(app), clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
     draw,

@@ -64,7 +64,7 @@ function scoreSplit(app) {
   const columns = SHARES.map(([name]) => app.data.columns.get(name));
   if (columns.some((column) => !column)) return null;
   return new View(app, {
-    id: "score-split", title: "What decides a score", surface: "svg", card: "score_split", uses: USES, height: (width) => (width > 500 ? 440 : 340),
+    id: "score-split", title: "What decides a score", surface: "svg", card: "score_components", uses: USES, height: (width) => (width > 500 ? 440 : 340),
     about: "Of the variance of a query’s scores over the keys it sees: where the key is, what the key is, who asks. Means over heads.",
     draw: drawShares(columns),
     table: () => columnTable(app, columns),
@@ -83,7 +83,7 @@ function ablation(app) {
   const spec = scatterSpec(app, { columns: [across, loss], title });
   const where = data.checkpoints.map((_, c) => c).filter((c) => data.layers.some((_, h) => Number.isFinite(loss.at({ choice: "own", component: 0 }, c, h))));
   return new View(app, {
-    ...spec, id: "ablation", title, card: "ablation", uses: [...USES, ...spec.uses],
+    ...spec, id: "ablation", title, card: "loss", uses: [...USES, ...spec.uses],
     about: `${loss.definition} Above 0 the model is worse without it.`,
     note: () => `Measured at own context of ${where.map((c) => data.checkpoints[c].label).join(", ")}. Crosses: ± 1 standard error over documents. ${where.includes(app.store.state.checkpoint) ? "" : "Move the slider there."}`,
   });
@@ -107,8 +107,8 @@ function plasticity(app) {
     label: () => `${spec.title}: ${spec.of()} ${data.place(at())}`,
   });
   return [
-    make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity_profile", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: two queries at exactly one position, not of one position bucket. Bars: ± 1 standard error." }, drawPlasticity, head),
-    make("pairs", { id: "pairs", title: "The same by distance", card: "plasticity_map", of: () => `Heads of layer ${shownLayer(app)}`, says: "Dark: queries disagree often." }, drawPairs, () => shownLayer(app)),
+    make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: two queries at exactly one position, not of one position bucket. Bars: ± 1 standard error." }, drawPlasticity, head),
+    make("pairs", { id: "pairs", title: "The same by distance", card: "plasticity", of: () => `Heads of layer ${shownLayer(app)}`, says: "Dark: queries disagree often." }, drawPairs, () => shownLayer(app)),
   ];
 }
 

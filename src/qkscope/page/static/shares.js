@@ -159,7 +159,7 @@ function spoken(app) {
 }
 
 export function shareViews(app) {
-  const common = { surface: "svg", uses: USES, height: () => HEIGHT, card: "taxonomy_evolution" };
+  const common = { surface: "svg", uses: USES, height: () => HEIGHT, card: "taxonomy" };
   const thinned = () => flowColumns(app.selection.checkpoints()).length < app.selection.checkpoints().length;
   return {
     stack: new View(app, {

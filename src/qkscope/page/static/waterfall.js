@@ -102,7 +102,7 @@ export function waterfallView(app) {
   update();
   const words = () => shownStep(app).map((c) => data.checkpoints[c].label).join(" → ");
   return new View(app, {
-    id: "waterfall", title: "What made the change: window, RoPE base or weights?", surface: "svg", card: "rope_split", allHeads: true, options: [picker],
+    id: "waterfall", title: "What made the change: window, RoPE base or weights?", surface: "svg", card: "causes", allHeads: true, options: [picker],
     about: "From before to after, one cause at a time, averaged over their orders. Window and base are one cause where the order matters. Bars: ± 1 standard error over documents.",
     uses: ["checkpoint", "choice", "splitStep", "theme"],
     height: (width) => 268 * layout(width, Math.max(1, rowsOf(app).length)).rows,

@@ -108,7 +108,7 @@ export function windowView(app) {
   control.update(app.store.state.windowMeasure);
   app.store.subscribe((changed) => changed.has("windowMeasure") && control.update(app.store.state.windowMeasure));
   return new View(app, {
-    id: "windows", title: "What the window alone does", surface: "svg", card: "window_dependence", options: [control.node],
+    id: "windows", title: "What the window alone does", surface: "svg", card: "context_length", options: [control.node],
     about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "windowMeasure", "theme"],
     height: (width) => (width > 500 ? 400 : 340),

@@ -40,6 +40,14 @@ def canvas(tables: StudyTables, width: float, height: float, title: str, *, span
     return style.new_figure(width, height, own.study, headline, note)
 
 
+def hide_titles(figure: Figure) -> Figure:
+    """The figure without its headline and note, for papers that have a caption of their own."""
+    for text in figure.texts:
+        if text.get_gid() in ("title", "note"):
+            text.set_visible(False)
+    return figure
+
+
 def layer_types(at: AtWindow) -> list[str]:
     """The layer types that get panels."""
     return at.layer_types[:MOST_TYPES]

@@ -41,6 +41,8 @@ def draw_depth_map(title: str, chart: DepthMap, tables: StudyTables) -> Figure:
             axes.set_title(f"Mean {label}{', common window' if at.common else ''}", fontsize=9.5, loc="left")
             _draw(figure, axes, _depth_means(at, name), at.measures[name])
             _label_checkpoints(axes, at)
+        if chart.margin and at.has_measure(chart.margin):
+            _print_margin(row[-1], at, chart.margin)
     return style.finish(figure)
 
 
@@ -49,6 +51,19 @@ def _depth_means(at: AtWindow, measure: str) -> np.ndarray:
     panel, axis = at.panel_with(measure), depth_axis(at)
     cells = [axis.part(cell) for cell in range(axis.size)]
     return np.array([[panel.mean(measure, model, part) for part in cells] for model in at.names], dtype=float)
+
+
+def _print_margin(axes: Axes, at: AtWindow, indicator: str) -> None:
+    """The share of heads with an indicator, at the end of each row."""
+    color, right = at.measures[indicator].color or style.GREY, depth_axis(at).size - 0.4
+    panel = at.panel_with(indicator)
+    for row, name in enumerate(at.names):
+        share = panel.mean(indicator, name)
+        axes.text(
+            right, row, f"{100 * share:.0f}%", va="center", fontsize=7.5, color=color, gid=indicator, clip_on=False
+        )
+    title = at.measures[indicator].label.removesuffix(" heads")
+    axes.text(right, -0.6, title, va="bottom", fontsize=7.5, color=color, clip_on=False)
 
 
 def _label_checkpoints(axes: Axes, at: AtWindow) -> None:
@@ -106,7 +121,7 @@ def _draw(figure: Figure, axes: Axes, values: np.ndarray, measure: Measure) -> N
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    bar = figure.colorbar(image, ax=axes, pad=0.015, aspect=14)
+    bar = figure.colorbar(image, ax=axes, pad=0.09, aspect=14)
     bar.outline.set_visible(False)
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, draw_errors
 from qkscope.lenses.charts import Panel, Trajectories
-from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.report.charts import layout
 
 if TYPE_CHECKING:
@@ -22,19 +22,23 @@ if TYPE_CHECKING:
     from qkscope.lenses.base import Measure
 
 ASIDE = 0.09  # where no line joins checkpoints, measures stand next to each other
+DOTS_ASIDE = 0.24  # between the dots of two measures
+MOST_DOTS = 20_000  # in all; more would be a haze
 COMMON_ASIDE = 0.16  # and the common window a little to the right
 
 
 def draw_trajectories(title: str, chart: Trajectories, tables: StudyTables) -> Figure:
     """Panels by measure and layer type; native length solid with a band, common window hollow."""
     own, kinds = tables.own, layout.layer_types(tables.own)
-    panels = [panel for panel in map(lambda each: _known(own, each), chart.panels) if panel.measures]
+    panels = [panel for panel in (_known(own, each) for each in chart.panels) if panel.measures]
     columns = len(kinds) if len(kinds) > 1 else min(2, len(panels))
     rows = len(panels) if len(kinds) > 1 else math.ceil(len(panels) / columns)
     figure = layout.canvas(tables, 9.0 if columns == 1 else 10.4, 1.5 + 2.5 * rows, title)
     grid = figure.subplots(rows, columns, squeeze=False, sharey="row" if len(kinds) > 1 else False)
     cells = [(panel, kind) for panel in panels for kind in kinds]
     for axes, (panel, kind) in zip(grid.flat, cells, strict=False):
+        if chart.heads:
+            _draw_heads(axes, own, panel, kind)
         draw_panel(axes, tables, panel, kind)
         several = len(kinds) > 1
         axes.set_title(_title(own, panel, kind if several else None), fontsize=9.5, loc="left")
@@ -81,6 +85,23 @@ def draw_panel(axes: Axes, tables: StudyTables, panel: Panel, kind: str = EVERY_
         if panel.largest:
             _draw_largest(axes, own, measure.name, kind, color, x, joined)
     layout.set_limits(axes, declared)
+
+
+def _draw_heads(axes: Axes, at: AtWindow, panel: Panel, kind: str) -> None:
+    """Every head as a faint dot next to its mean."""
+    measures = [at.measures[name] for name in panel.measures]
+    heads = sum(len(at.of_entry(name)) for name in at.names)
+    if heads > MOST_DOTS:
+        return
+    for place, (measure, color) in enumerate(zip(measures, layout.colors_of(measures), strict=True)):
+        aside = DOTS_ASIDE * (place - (len(measures) - 1) / 2)
+        panels = at.panel_with(measure.name)
+        for x, name in enumerate(at.names):
+            values = panels.values(measure.name, name, part_of(kind))
+            axes.plot(
+                np.full(len(values), x + aside), values, color=color, marker=".", markersize=2.2, alpha=0.22,
+                linestyle="none", markeredgewidth=0, zorder=0.8, gid=f"{measure.name} heads",
+            )  # fmt: skip
 
 
 def _draw_native(

@@ -1,0 +1,83 @@
+"""`claims.md`: which statements of the published account hold in this study, at both windows."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.claims.base import Claim, Ruling
+from qkscope.words.blocks import AnyBlock, Code, Strong, TableBlock, Text, heading, paragraph
+from qkscope.words.phrases import plus_minus, shortened
+
+NAME = "claims"
+
+
+def claims_page(tables: StudyTables) -> list[AnyBlock]:
+    """A row per claim: statistic with its errors and verdict, at native context length and at the common window.
+
+    Empty where the results carry no claims.
+    """
+    if not tables.own.has(NAME):
+        return []
+    one_run = tables.own.study.one_run
+    rows: list[list[Text]] = []
+    for claim in CLAIMS:
+        if claim.about == "entry" or one_run:
+            rows += _rows(claim, tables)
+    titles = ["Claim", "Statistic (above 0 if the claim holds)", "Checkpoint" if one_run else "Model", "Population"]
+    titles += ["Native context length", *(["Common window"] if tables.common is not None else []), "Figures"]
+    return [
+        heading(1, f"{shortened(tables.own.study.title)}: claims"),
+        paragraph(
+            "Each statement of the published account has a statistic that is above 0 if the statement holds. ",
+            Strong("Supported"), " or ", Strong("contradicted"), " means that the statistic differs significantly from "
+            "0 under both standard errors: over documents (first) and over KV heads (second). The numbers are in ",
+            Code("claims.csv"), ".",
+        ),
+        TableBlock(titles, rows),
+    ]  # fmt: skip
+
+
+def _rows(claim: Claim, tables: StudyTables) -> list[list[Text]]:
+    """One row for a run; one per model."""
+    study = tables.own.study
+    here = _of(claim, tables.own)
+    if here.empty:
+        return []
+    names = [_cited(claim, here)] if study.one_run else [str(name) for name in here["model"]]
+    rows: list[list[Text]] = []
+    for name in names:
+        verdicts: list[Text] = [_verdict(claim, at, name) for at in tables.choices()]
+        population = str(here[here["model"] == name]["population"].iloc[0])
+        label = shortened(study.labels[name]) if claim.about == "entry" else f"to {shortened(study.labels[name])}"
+        figures = ", ".join(figure.replace("_", " ") for figure in claim.figures)
+        rows.append([claim.sentence(one_run=study.one_run), claim.statistic, label, population, *verdicts, figures])
+    return rows
+
+
+def _of(claim: Claim, at: AtWindow) -> pd.DataFrame:
+    table = at.table(NAME)
+    return table[table["claim"] == claim.name]
+
+
+def _cited(claim: Claim, rows: pd.DataFrame) -> str:
+    return str(rows["model"].iloc[0 if claim.cited == "first" else -1])
+
+
+def _verdict(claim: Claim, at: AtWindow, model: str) -> str:
+    """`supported (0.52 ± 0.01, ± 0.08)`, or why it is undecided."""
+    if not at.has(NAME):
+        return "–"
+    rows = _of(claim, at)
+    rows = rows[rows["model"] == model]
+    if rows.empty:
+        return "–"
+    row = rows.iloc[0]
+    if row["verdict"] == Ruling.UNDECIDED:
+        return f"undecided: {row['why']}"
+    value, documents, heads = (float(row[name]) for name in ("value", "value_se", "value_se_heads"))
+    second = f", ± {plus_minus(heads, math.nan)}" if math.isfinite(heads) else ""
+    return f"{row['verdict']} ({plus_minus(value, documents)}{second})"
