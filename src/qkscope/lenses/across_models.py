@@ -11,8 +11,6 @@ from qkscope.kinds import MODELS
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Summary
 from qkscope.lenses.charts import Drawing
-from qkscope.results.entries import Entry
-from qkscope.results.twins import shared_attention
 
 ENTRIES, ROLES = "entries", "pc_roles"
 EVERY_MODEL = ""  # in the column `model`: all heads of all models together, as the publication has it
@@ -62,16 +60,6 @@ def roles_at(at: AtWindow) -> pd.DataFrame | None:
         parts.append(pd.concat([means, counts], axis=1).reset_index().assign(model=name))
     table = pd.concat(parts, ignore_index=True)
     return table[["model", "pc", *measures, "heads"]]
-
-
-def family_of(entry: Entry) -> str:
-    """The family that figures colour by: what the study says, else the model's type, else nothing."""
-    return entry.record.family or entry.record.model_type or ""
-
-
-def twins(at: AtWindow) -> list[str]:
-    """Sentences about models that share their attention."""
-    return shared_attention([entry.record for entry in at.study.checkpoints])
 
 
 def at_component(table: pd.DataFrame, model: str, measure: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

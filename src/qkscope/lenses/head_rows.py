@@ -37,14 +37,6 @@ def heads_in_pieces(at: AtWindow) -> list[Callable[[], pd.DataFrame]]:
     return joined_pieces(at.heads, at.study.labels, tables, one_run=at.study.one_run)
 
 
-def joined_heads(
-    heads: pd.DataFrame, labels: Mapping[str, str], tables: Mapping[str, pd.DataFrame], *, one_run: bool
-) -> pd.DataFrame:
-    """One row per checkpoint and head, in the order of `labels`; columns that the results lack are empty."""
-    pieces = joined_pieces(heads, labels, tables, one_run=one_run)
-    return pd.concat([piece() for piece in pieces], ignore_index=True)
-
-
 def joined_pieces(
     heads: pd.DataFrame, labels: Mapping[str, str], tables: Mapping[str, pd.DataFrame], *, one_run: bool
 ) -> list[Callable[[], pd.DataFrame]]:

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
@@ -67,19 +66,3 @@ def draw_kinds(
         )  # fmt: skip
         if f"{measure}_se" in rows.columns:
             draw_errors(axes, at, scale * rows[measure], scale * rows[f"{measure}_se"], gid=f"{measure} {kind}")
-
-
-def kind_legend(axes: Axes, kinds: Sequence[str]) -> None:
-    """What these marks mean, above a panel at its right end; nothing where there are no kinds to tell apart."""
-    keys = [
-        Line2D(
-            [], [], color=style.GREY, marker=mark.marker, linestyle="none", markersize=5, markerfacecolor="white",
-            label=style.plain(kind),
-        )
-        for kind, mark in kind_marks(kinds).items()
-    ]  # fmt: skip
-    if keys:
-        axes.legend(
-            handles=keys, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=min(3, len(keys)), borderaxespad=0.0,
-            handlelength=1.0, columnspacing=1.0, fontsize=7.5,
-        )  # fmt: skip

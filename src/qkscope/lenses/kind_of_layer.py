@@ -7,7 +7,7 @@ that: `all` in the row over all heads, and a row for each kind where an entry ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -67,12 +67,6 @@ def _rank(kind: str) -> tuple[int, int, int]:
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
 
 
-def kinds_apart(kinds: pd.Series[str]) -> list[str]:
-    """What a summary has a row for: all heads together, then each kind of layer where there are several."""
-    several = kinds_in_order(kinds.dropna())
-    return [EVERY_KIND, *several] if len(several) > 1 else [EVERY_KIND]
-
-
 def part_of(kind: str) -> Part:
     """The heads that a row of a summary is about."""
     return EVERY_HEAD if kind == EVERY_KIND else Part(layer_kind=kind)
@@ -88,16 +82,6 @@ def over_all_heads(summary: pd.DataFrame) -> pd.DataFrame:
     if "layer_kind" not in summary.columns:
         return summary
     return summary[summary["layer_kind"] == EVERY_KIND].reset_index(drop=True)
-
-
-def summary_kinds(summary: pd.DataFrame) -> list[str]:
-    """The kinds of layers that a summary tells apart; none where every entry has one."""
-    return kinds_in_order(set(summary["layer_kind"]) - {EVERY_KIND})
-
-
-def rows_of_kind(summary: pd.DataFrame, kind: str, models: Sequence[str]) -> pd.DataFrame:
-    """A summary's rows of one kind of layer, one for each of these entries; empty where it has no such layers."""
-    return summary[summary["layer_kind"] == kind].set_index("model").reindex(list(models)).reset_index()
 
 
 def reach_of(kind: str) -> str:

@@ -7,10 +7,7 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from qkscope.results.read import Entries, Entry
-from qkscope.text import counted
 from qkscope.words.phrases import label
 
 NAMED_AT_MOST = 6  # seeds or models that are named one by one
@@ -21,13 +18,6 @@ def named_entries(study: Entries) -> tuple[Entry, ...]:
     return study.checkpoints[-1:] if study.one_run else study.checkpoints[:NAMED_AT_MOST]
 
 
-def of_each(study: Entries, say: Callable[[Entry], str]) -> list[str]:
-    """What is said of each of them, and of how many it is not said."""
-    said = [text for text in map(say, named_entries(study)) if text]
-    left = 0 if study.one_run else len(study.checkpoints) - NAMED_AT_MOST
-    return [*said, f"The tables have {counted(left, study.noun)} more."] if said and left > 0 else said
-
-
 def at_or_in(study: Entries) -> str:
     """The word before an entry, or before a number of them."""
     return "at" if study.one_run else "in"
@@ -36,8 +26,3 @@ def at_or_in(study: Entries) -> str:
 def place(study: Entries, entry: Entry) -> str:
     """`at S1-40K` of a run, `in Gemma` of models."""
     return f"{at_or_in(study)} {label(entry)}"
-
-
-def opening_place(study: Entries, entry: Entry) -> str:
-    """The same at the beginning of a sentence."""
-    return f"{at_or_in(study).capitalize()} {label(entry)}"

@@ -43,14 +43,6 @@ def category_counts(categorised: pd.DataFrame, models: Sequence[str]) -> pd.Data
     return counts.rename_axis("model").reset_index()
 
 
-def category_fractions(counts: pd.DataFrame) -> pd.DataFrame:
-    """The same table as fractions of all heads of the checkpoint, undefined heads included in the whole."""
-    numbers = counts[list(CATEGORIES)].astype(float)
-    fractions = numbers.div(numbers.sum(axis=1), axis=0)
-    fractions.insert(0, "model", counts["model"])
-    return fractions
-
-
 def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """How many heads went from which category to which, from each checkpoint to the next.
 

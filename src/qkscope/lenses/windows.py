@@ -13,7 +13,7 @@ from qkscope.lenses.base import Figure, Lens, Summary, WindowMeans, error_name
 from qkscope.lenses.categories import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.concordance import with_concordance
-from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of, summary_kinds
+from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.position import DOUBLINGS, with_measures
 from qkscope.lenses.taxonomy import with_category
 from qkscope.processes import over_cores
@@ -177,22 +177,6 @@ def _shapes(panel: HeadPanel, sizes: Sequence[int], part: Part) -> dict[str, Sha
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:
     """Which rows of a column are drawn: windows that are not known to be too short, and those with an error."""
     return (table["enough"] != 0) | table[error_name(column)].notna()
-
-
-def kinds_drawn(table: pd.DataFrame) -> list[str]:
-    """What has panels of its own: all heads, then the first kinds of layers where there are several."""
-    return [EVERY_KIND, *summary_kinds(table)[:MOST_KINDS]]
-
-
-def smallest_enough(table: pd.DataFrame) -> list[int]:
-    """For each checkpoint that has one, the smallest window with enough tokens and documents."""
-    known = table[table["enough"] == 1]
-    return [int(window) for window in known.groupby("model", sort=False)["window"].min()]
-
-
-def enough_words() -> str:
-    """What is enough."""
-    return f"at least {FEWEST_TOKENS:,} tokens per head and {FEWEST_DOCUMENTS} documents"
 
 
 LENS = Lens(

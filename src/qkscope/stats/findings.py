@@ -7,15 +7,14 @@ in that lens's room.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-import pandas as pd
 
-from qkscope.results.read import Entry, phase_segments
+from qkscope.results.read import Entry
 from qkscope.stats.noise import Change, HeadPanel
-from qkscope.stats.series import Shape, plateau_of
+from qkscope.stats.series import Shape
 from qkscope.stats.series import Trend as Trend
 from qkscope.stats.significance import Significance
 
@@ -55,23 +54,6 @@ class Curve:
     def labels(self) -> list[str]:
         """The checkpoints' labels."""
         return [c.label for c in self.checkpoints]
-
-
-def describe_curve(panel: HeadPanel, checkpoints: Sequence[Entry], quantity: str) -> Curve:
-    """The facts about one quantity over the checkpoints in order."""
-    names = [c.name for c in checkpoints]
-    shape = panel.series(quantity, names)
-    steps = [Step(a, b, panel.change(quantity, a.name, b.name)) for a, b in itertools.pairwise(checkpoints)]
-    real = [step for step in steps if step.change.direction]
-    values = shape.points
-    span = np.nanmax(values) - np.nanmin(values) if np.isfinite(values).any() else 0.0
-    return Curve(
-        checkpoints=tuple(checkpoints),
-        shape=shape,
-        jumps=tuple(s for s in real if abs(s.change.difference) >= JUMP_SHARE * span),
-        largest=max(real, key=lambda s: abs(s.change.difference), default=None),
-        plateau=plateau_of(values, panel.directions(quantity, names)),
-    )
 
 
 # --- entries that are not stages of one run ---------------------------------------------------------
@@ -114,78 +96,6 @@ def _value(item: tuple[float, Entry]) -> float:
 # --- phases and categories --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PhaseChange:
-    """What changed over one phase: from the end of the phase before (or the first checkpoint) to its end."""
-
-    phase: str | None
-    checkpoints: tuple[Entry, ...]
-    changes: dict[str, Change]
-    shapes: dict[str, Shape] = field(default_factory=dict)  # over all checkpoints from the one to the other
-
-    @property
-    def before(self) -> Entry:
-        """Where it starts."""
-        return self.checkpoints[0]
-
-    @property
-    def after(self) -> Entry:
-        """Where it ends."""
-        return self.checkpoints[-1]
-
-    @property
-    def size(self) -> float:
-        """How much changed in all."""
-        return float(sum(abs(change.after - change.before) for change in self.changes.values()))
-
-    def moved(self, direction: int) -> list[tuple[str, Change]]:
-        """What grew (1) or shrank (-1) without a peak or dip on the way, the largest change first."""
-        turned = {name for name, _ in self.turned()}
-        changes = [
-            (n, change) for n, change in self.changes.items() if change.direction == direction and n not in turned
-        ]
-        return sorted(changes, key=lambda item: -abs(item[1].difference))
-
-    def turned(self) -> list[tuple[str, Shape]]:
-        """What peaked, dipped, or moved and came back: its two ends alone would mislead."""
-        return [
-            (name, shape)
-            for name, shape in self.shapes.items()
-            if shape.turn is not None or (shape.trend is Trend.MOVES and not shape.overall)
-        ]
-
-    @property
-    def quiet(self) -> bool:
-        """Whether no change is significant, neither from end to end nor in between."""
-        return not (self.moved(1) or self.moved(-1) or self.turned())
-
-    @property
-    def unknown(self) -> bool:
-        """Whether some change has no standard error, so that it cannot be called unchanged."""
-        return any(change.outcome is Significance.UNKNOWN for change in self.changes.values())
-
-
-def phase_changes(panel: HeadPanel, checkpoints: Sequence[Entry], quantities: Sequence[str]) -> list[PhaseChange]:
-    """One entry per phase (one for all where there are no phases); a lone first checkpoint has none."""
-    entries = []
-    for phase, first, last in phase_segments(checkpoints):
-        before, after = checkpoints[max(0, first - 1)], checkpoints[last]
-        if before is not after:
-            entries.append(change_over(panel, checkpoints[max(0, first - 1) : last + 1], quantities, phase))
-    return entries
-
-
-def change_over(
-    panel: HeadPanel, checkpoints: Sequence[Entry], quantities: Sequence[str], phase: str | None = None
-) -> PhaseChange:
-    """What changed from the first to the last of these checkpoints, and what changed only in between."""
-    before, after = checkpoints[0], checkpoints[-1]
-    names = [c.name for c in checkpoints]
-    changes = {q: panel.change(q, before.name, after.name) for q in quantities}
-    shapes = {q: panel.series(q, names) for q in quantities}
-    return PhaseChange(phase, tuple(checkpoints), changes, shapes)
-
-
 # --- windows ----------------------------------------------------------------------------------------
 
 
@@ -221,30 +131,3 @@ class Agreement:
         if own and common:
             return Verdict.OPPOSITE
         return Verdict.ONLY_OWN if own else Verdict.ONLY_COMMON
-
-
-def compare_choices(
-    own: HeadPanel, common: HeadPanel, before: Entry, after: Entry, quantities: Sequence[str]
-) -> list[Agreement]:
-    """The same changes at the own contexts and at the common window."""
-    return [
-        Agreement(
-            q,
-            before,
-            after,
-            own.change(q, before.name, after.name),
-            common.change(q, before.name, after.name),
-        )
-        for q in quantities
-    ]
-
-
-def context_changes(checkpoints: Sequence[Entry], trajectory: pd.DataFrame) -> list[tuple[Entry, Entry, int, int]]:
-    """Steps at which the window of the measurement changes: (before, after, window before, window after)."""
-    windows = trajectory.set_index("model")["window"]
-    steps = []
-    for before, after in itertools.pairwise(checkpoints):
-        one, other = windows.get(before.name, np.nan), windows.get(after.name, np.nan)
-        if np.isfinite(one) and np.isfinite(other) and one != other:
-            steps.append((before, after, int(one), int(other)))
-    return steps

@@ -121,11 +121,6 @@ class HeadPanel:
         """The same with its degrees of freedom."""
         return spread(self.drawn(quantity, model, part))
 
-    def error_among(self, quantity: str, model: str, heads: pd.MultiIndex) -> Error:
-        """The standard error over documents of the mean over some heads, given by layer and head."""
-        here = pd.MultiIndex.from_arrays([self._place(model, name) for name in ("layer", "head")]).isin(heads)
-        return spread(np.array([_mean(draw[here]) for draw in self.drawn_values(quantity, model)]))
-
     def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[npt.NDArray[np.float64]]:
         """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
         known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]

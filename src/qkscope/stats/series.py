@@ -105,23 +105,3 @@ def _ever(values: tuple[float, ...], known: tuple[int, ...], direction: Directio
         highest = i if values[i] > values[highest] else highest
         lowest = i if values[i] < values[lowest] else lowest
     return rises, falls, unknown
-
-
-def plateau_of(values: Sequence[float], direction: Direction) -> tuple[int, int] | None:
-    """The longest stretch of at least three places over which nothing changes: (first, last)."""
-    best: tuple[int, int] | None = None
-    start = 0
-    while start < len(values):
-        end = low = high = start
-        while end + 1 < len(values):
-            i = end + 1
-            low, high = (i if values[i] < values[low] else low), (i if values[i] > values[high] else high)
-            if not np.isfinite([values[start], values[i]]).all():
-                break
-            if direction(min(low, high), max(low, high)) or direction(end, i):
-                break
-            end = i
-        if end - start >= 2 and (best is None or end - start > best[1] - best[0]):
-            best = (start, end)
-        start = end + 1
-    return best

@@ -230,16 +230,6 @@ def _how(shape: Shape, other: str) -> str:
     return ", monotonically, at every step" if shape.strict else ", monotonically up to noise"
 
 
-def at_labels(checkpoints: Sequence[Entry]) -> list[str]:
-    """The places of a series over checkpoints."""
-    return [f"at {label(c)}" for c in checkpoints]
-
-
-def curve_course(curve: Curve, name: str, fmt: Format) -> str:
-    """One sentence about the course of a mean over the checkpoints."""
-    return course(curve.shape, at_labels(curve.checkpoints), name, fmt)
-
-
 def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> list[str]:
     """Sentences about the largest step, a second one of similar size, and the longest plateau."""
     said: list[str] = []
@@ -259,33 +249,7 @@ def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> li
     return said
 
 
-def fall_after_peak(curve: Curve) -> Step | None:
-    """The one step that carries at least half of the fall after a peak, if there is one."""
-    turn = curve.shape.turn
-    if curve.trend is not Trend.PEAKS or turn is None:
-        return None
-    total = curve.values[curve.shape.last] - curve.values[turn]
-    later = {c.name for c in curve.checkpoints[turn:]}
-    candidates = [s for s in curve.jumps if s.before.name in later and s.change.difference <= 0.5 * total]
-    return min(candidates, key=lambda s: s.change.difference, default=None)
-
-
 # --- entries that are not stages of one run ---------------------------------------------------------
-
-
-def ranking(contrast: Contrast | None, name: str, fmt: Format, noun: str) -> str:
-    """For seeds and models: which is lowest and which is highest; no order, no line from one to the next."""
-    if contrast is None:
-        return f"{name} is defined for fewer than two {noun}s."
-    if not contrast.real:
-        low, high = fmt(contrast.low_value), fmt(contrast.high_value)
-        if low == high:
-            return f"{name} is {low} in every {noun}."
-        if not contrast.known:
-            return f"{name} is from {low} to {high} (standard error of the difference unknown)."
-        return f"{name} does not differ between {noun}s by more than its noise ({low} to {high})."
-    low, high = shown(fmt, contrast.low_value, contrast.high_value)
-    return f"{name} is lowest in {label(contrast.low)} ({low}) and highest in {label(contrast.high)} ({high})."
 
 
 def against(contrast: Contrast, fmt: Format) -> str:
@@ -295,17 +259,6 @@ def against(contrast: Contrast, fmt: Format) -> str:
 
 
 # --- two choices of windows -----------------------------------------------------------------------------------
-
-
-def agreements(items: Sequence[Agreement], names: Sequence[tuple[str, Format]], place: str) -> str:
-    """Whether changes at one step are there at both choices of windows; one sentence per verdict."""
-    said: list[str] = []
-    for verdict in Verdict:
-        group = [(item, name, fmt) for item, (name, fmt) in zip(items, names, strict=True) if item.verdict is verdict]
-        if group:
-            text = _agreement(verdict, group)
-            said.append(sentence(f"{place}, {text}" if not said else text))
-    return " ".join(said)
 
 
 def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]]) -> str:
@@ -329,21 +282,3 @@ def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]])
             f"{common}"
         ),
     }[verdict]
-
-
-def survives(items: Sequence[Agreement], place: str, common: bool) -> str:
-    """One short sentence for a takeaway: does what happens at a step hold at the other choice of windows?"""
-    here, only_here = (
-        ([item for item in items if item.common.direction], Verdict.ONLY_COMMON)
-        if common
-        else ([item for item in items if item.own.direction], Verdict.ONLY_OWN)
-    )
-    there = "each checkpoint's own context" if common else "the common window"
-    verdicts = {item.verdict for item in here}
-    if not verdicts or Verdict.UNKNOWN in verdicts:
-        return ""
-    if verdicts == {only_here}:
-        return f"Measured at {there}, the step {place} does not stand out from its noise."
-    if verdicts == {Verdict.BOTH}:
-        return f"The step {place} is there at {there} too."
-    return f"The step {place} looks different at {there}."

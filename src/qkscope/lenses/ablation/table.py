@@ -9,7 +9,6 @@ import numpy as np
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
-from qkscope.stats.jackknife import FEWEST_GROUPS
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
 # By name: what each edit takes away, as `qkscope.ablate.edits` defines it.
@@ -96,11 +95,6 @@ def documents_of(at: AtWindow, model: str, edit: str) -> int | None:
     return None if here.empty else int(here["documents"].iloc[0])
 
 
-def freedom_of_losses(at: AtWindow, model: str, edit: str) -> float:
-    """Degrees of freedom of errors over documents; those of the fewest that give errors where that is not recorded."""
-    return float((documents_of(at, model, edit) or FEWEST_GROUPS) - 1)
-
-
 def shown_edit(at: AtWindow) -> str:
     """The edit that figure and card are about: the first of EDITS that was measured."""
     return measured_edits(at)[0]
@@ -110,12 +104,6 @@ def measured_entries(at: AtWindow, file: str = FILE) -> list[str]:
     """The entries with ablated heads, in order."""
     there = set(at.table(file)["model"])
     return [name for name in at.names if name in there]
-
-
-def grouped_entries(at: AtWindow) -> list[str]:
-    """Whose groups are shown: the last checkpoint of a run that has any, or every model or seed."""
-    measured = list(measured_entries(at, GROUPS_FILE))
-    return measured[-1:] if at.study.one_run else measured[:MOST_GROUPED]
 
 
 def last_measured(at: AtWindow, file: str = FILE) -> str:
