@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Shares, Trajectories
@@ -25,6 +27,9 @@ from qkscope.words.trends import describe_ranking, describe_trend, number_format
 
 MOST_TAKEAWAYS = 3
 MOST_ROWS = 6  # of the number table
+MOST_WORDS = 180  # of a card
+FRAME_WORDS = 30  # headings, file names, sources
+ROW_WORDS = 24  # a title row and one row of numbers
 MOST_MODELS = 5  # columns of it, where entries are models or seeds
 
 
@@ -38,13 +43,17 @@ def _card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
     own = tables.own
     span = f" {own.study.span.title()}" if isinstance(figure.chart, Trajectories | Shares) else ""
     sentences = takeaways(figure, tables)
+    caption = " ".join(part for part in (figure.caption, _reading(figure, tables)) if part)
+    words = FRAME_WORDS + sum(len(text.split()) for text in (figure.title, caption, *sentences))
+    while len(sentences) > 1 and words > MOST_WORDS - ROW_WORDS:
+        words -= len(sentences.pop().split())
     return [
         heading(1, f"{shortened(own.study.title)}: {figure.title}{span}"),
         heading(2, "File"),
         paragraph(Code(FIGURE_PNG), ", ", Code(FIGURE_SVG)),
         heading(2, "What This Figure Shows"),
-        paragraph(" ".join(part for part in (figure.caption, _reading(figure, tables)) if part)),
-        *number_table(figure, tables),
+        paragraph(caption),
+        *number_table(figure, tables, MOST_WORDS - words),
         heading(2, "How It Was Produced"),
         paragraph(*_production(figure, tables)),
         heading(2, "Key Takeaway"),
@@ -66,23 +75,23 @@ def measure_sentence(tables: StudyTables, measure: Measure) -> str:
     """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
     own, common = tables.own, tables.common
     kind = main_type(own, measure.name)
-    sentence = _sentence(own, measure, kind)
+    subject = f"{measure.label if measure.kind == 'indicator' else f'mean {measure.label}'}{_of(own, kind)}"
+    sentence = _sentence(own, measure, kind, subject)
     if common is None or not own.study.one_run or not common.has_measure(measure.name):
         return sentence
     ways = [at.panel_with(measure.name).series(measure.name, at.names, part_of(kind)).overall for at in (own, common)]
-    if ways[0] == ways[1]:
-        return sentence
-    there = _sentence(common, measure, kind, name="it")
-    return f"{sentence[:-1]}. At equal context length {there[:1].lower()}{there[1:]}"
+    return sentence if ways[0] == ways[1] else f"{sentence} {_sentence(common, measure, kind, 'at equal length it')}"
 
 
-def _sentence(at: AtWindow, measure: Measure, kind: str, name: str = "") -> str:
+def _of(at: AtWindow, kind: str) -> str:
+    return "" if kind == EVERY_KIND else f" of {shortened(kind)} heads"
+
+
+def _sentence(at: AtWindow, measure: Measure, kind: str, subject: str) -> str:
     panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
-    who = "" if kind == EVERY_KIND else f" in {shortened(kind)} layers"
-    called = name or (measure.label if measure.kind == "indicator" else f"mean {measure.label}")
     if at.study.one_run or len(entries) == 1:
-        return describe_trend(panel, entries, measure.name, f"{called}{who}", fmt, part_of(kind))
-    return describe_ranking(panel, entries, measure.name, called, fmt, at.study.noun)
+        return describe_trend(panel, entries, measure.name, subject, fmt, part_of(kind))
+    return describe_ranking(panel, entries, measure.name, subject, fmt, at.study.noun)
 
 
 def main_type(at: AtWindow, measure: str) -> str:
@@ -109,10 +118,10 @@ def _reading(figure: Figure, tables: StudyTables) -> str:
     return " ".join(parts)
 
 
-def number_table(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+def number_table(figure: Figure, tables: StudyTables, words: int) -> list[AnyBlock]:
     """First and last checkpoint of a run at both windows, or each model: means ± standard errors.
 
-    Nothing where no measure has a mean.
+    As many rows as so many words allow, at least one; nothing where no measure has a mean.
     """
     own = tables.own
     columns = _columns(tables)
@@ -128,7 +137,9 @@ def number_table(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
             if any(cell != "–" for cell in cells):
                 rows.append([f"{measure.label} ({population(own, kind)})", *cells])
     titles = [f"{shortened(entry.label)}{', common' if at.common else ''}" for at, entry in columns]
-    return [TableBlock(["Mean", *titles], rows[:MOST_ROWS])] if rows else []
+    sizes = np.cumsum([sum(len(cell.split()) for cell in row) for row in rows])
+    fit = max(1, int((sizes <= words - len(titles)).sum()))
+    return [TableBlock(["Mean", *titles], rows[: min(fit, MOST_ROWS)])] if rows else []
 
 
 def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:

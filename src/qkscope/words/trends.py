@@ -40,13 +40,14 @@ def describe_trend(
     """One sentence about the mean of a measure over the checkpoints of one run."""
     shape = panel.series(measure, [c.name for c in checkpoints], part)
     labels = [shortened(c.label) for c in checkpoints]
-    sentence = f"{name[:1].upper()}{name[1:]} {trend_phrase(shape, labels, fmt)}"
     step = _steepest(panel, checkpoints, measure, part, shape)
-    return f"{sentence}{f'; steepest step {step}' if step else ''}."
+    return (
+        f"{name[:1].upper()}{name[1:]} {trend_phrase(shape, labels, fmt)}{f'; steepest step {step}' if step else ''}."
+    )
 
 
 def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
-    """What a series does: `rises from 0.09 (A) to 0.59 (F)`."""
+    """What a series does: `rises from 0.09 to 0.59 (A → F)`."""
     points = shape.points
     if shape.trend is Trend.UNDEFINED:
         return "is undefined"
@@ -54,10 +55,9 @@ def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
         return f"is {fmt(points[shape.first])} ({labels[shape.first]})"
     first, last = shape.first, shape.last
     if shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
-        ends = f"{fmt(points[first])} at {labels[first]}, {fmt(points[last])} at {labels[last]}"
-        if shape.trend is Trend.UNDECIDED:
-            return f"has no known standard error ({ends})"
-        return f"does not change significantly ({ends})"
+        ends = f"{fmt(points[first])} → {fmt(points[last])}"
+        known = shape.trend is Trend.LEVEL
+        return f"does not change significantly ({ends})" if known else f"has no known standard error ({ends})"
     if shape.turn is not None:
         start, turn, end = shown(fmt, points[first], points[shape.turn], points[last])
         verb = "peaks at" if shape.trend is Trend.PEAKS else "dips to"
@@ -68,9 +68,8 @@ def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
         reversal = ", with significant reversals" if shape.trend is Trend.MOVES else ""
         return f"{verb} from {start} ({labels[first]}) to {end} ({labels[last]}){reversal}"
     low, high = shown(fmt, points[shape.lowest], points[shape.highest])
-    return (
-        f"moves between {low} ({labels[shape.lowest]}) and {high} ({labels[shape.highest]}) and ends where it started"
-    )
+    ends = f"{low} ({labels[shape.lowest]}) and {high} ({labels[shape.highest]})"
+    return f"moves between {ends} and ends where it started"
 
 
 def _steepest(panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, part: Part, shape: Shape) -> str:

@@ -107,10 +107,10 @@ def shares_of(sums: LayerSums, split: Split) -> tuple[list[Array], Array]:
 
 
 TITLES = {
-    POSITION: "key position",
-    QUERY_POSITION: "query and key position",
-    PREFERENCE: "key content",
-    QUERY: "query",
+    POSITION: "key-position share",
+    QUERY_POSITION: "query-and-key-position share",
+    PREFERENCE: "key-content share",
+    QUERY: "query share",
     ADVANTAGE: "score advantage of later keys (SD)",
     "score_sd": "spread of scores",
     "score_sd_scaled": "spread of logits over keys",

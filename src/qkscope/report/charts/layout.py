@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -26,6 +26,7 @@ QUERIES_AND_KEYS = {"_q": style.BLUE, "_k": style.RED}  # by how the name of a m
 MOST_TYPES = 3  # layer types drawn as panels
 LOG_SPAN = 20.0  # largest to smallest value, beyond which an axis is logarithmic
 DASHED = (0, (4, 2))
+SHORT_LEGEND = 26  # characters of labels that have room above a panel, next to its title
 
 
 def canvas(tables: StudyTables, width: float, height: float, title: str, *, span: bool = True) -> Figure:
@@ -75,21 +76,31 @@ def _query_or_key(name: str) -> str:
     return ends[0] if len(ends) == 1 else ""
 
 
-def set_limits(axes: Axes, measures: Sequence[Measure]) -> None:
-    """Limits after drawing: 0 at the bottom of sizes and shares, a line at 0 where signs matter, log where it spans."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines] or [np.zeros(0)])
+def set_limits(row: Sequence[Axes], measures: Sequence[Measure]) -> None:
+    """Limits of axes that share a scale, once all are drawn: earlier limits would clip what is drawn later.
+
+    Sizes and shares start at 0, a line marks 0 where there are both signs, sizes over a wide range are logarithmic.
+    """
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for axes in row for line in axes.lines])
     known = values[np.isfinite(values)]
     if not len(known):
         return
-    if all(measure.kind == "indicator" for measure in measures):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_ylim(0.0, max(0.05, min(1.05, 1.1 * float(known.max()))))
-    elif known.min() < 0:
-        axes.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=1, gid="zero")
-    elif known.min() > 0 and known.max() > LOG_SPAN * known.min():
-        logarithmic(axes)
-    elif all(measure.limits is not None and measure.limits[0] >= -1.0 for measure in measures):
-        axes.set_ylim(bottom=0.0)
+    unlimited = all(measure.limits is None or not np.isfinite(measure.limits[1]) for measure in measures)
+    for axes in row:
+        if all(measure.kind == "indicator" for measure in measures):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.set_ylim(0.0, max(0.05, min(1.05, 1.1 * float(known.max()))))
+        elif unlimited and known.min() > 0 and known.max() > LOG_SPAN * known.min():
+            logarithmic(axes)
+        elif known.min() < 0:
+            axes.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=1, gid="zero")
+        else:
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if _signed(measures) else 0.0)
+
+
+def _signed(measures: Sequence[Measure]) -> bool:
+    """Whether any of the measures can be below 0."""
+    return any(measure.limits is None or measure.limits[0] < 0 for measure in measures)
 
 
 def logarithmic(axes: Axes) -> None:
@@ -100,13 +111,18 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def panel_legend(axes: Axes, columns: int) -> None:
-    """The measures of a panel, above it at the right."""
+def panel_legend(axes: Axes, measures: Sequence[Measure]) -> None:
+    """The measures of a panel: `queries` and `keys` where that is the difference, else their titles."""
     handles = [handle for handle in axes.get_legend_handles_labels()[0] if not str(handle.get_label()).startswith("_")]
-    axes.legend(
-        handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns, borderaxespad=0.0,
-        handlelength=1.4, columnspacing=1.0, fontsize=7.5,
-    )  # fmt: skip
+    pair = [measure.name for measure in measures]
+    queries_and_keys = len(pair) == 2 and pair[0] != "r_q" and pair[1] == pair[0].replace("_q", "_k")
+    labels = ["queries", "keys"] if queries_and_keys else [style.plain(measure.label, 60) for measure in measures]
+    if sum(map(len, labels)) <= SHORT_LEGEND:
+        place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(labels)}
+    else:
+        place = {"loc": "best", "framealpha": 0.85}
+    axes.legend(handles=handles, labels=labels, borderaxespad=0.2, handlelength=1.4, columnspacing=1.0, fontsize=7.5,
+                **place)  # fmt: skip
 
 
 def keys(tables: StudyTables, *, errors: bool, largest: bool = False, spread: bool = True) -> list[Artist]:

@@ -129,7 +129,8 @@ def _scale(values: np.ndarray, measure: Measure) -> tuple[str, Normalize]:
     """Blue for queries, red for keys, purple otherwise; purple and orange where a measure has both signs."""
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    if low < 0:
+    correlation = measure.limits == (-1.0, 1.0)  # means of r are rarely below 0: then their sign is printed
+    if low < 0 and not correlation:
         most = max(-low, high, 1e-12)
         return "PuOr", TwoSlopeNorm(0.0, -most, most)
     top = 1.0 if measure.limits is not None and measure.limits[1] == 1.0 else (high or 1.0)

@@ -48,6 +48,15 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: StudyTables) -> Fi
         if place + columns >= len(cells) or cells[min(place + columns, len(cells) - 1)][0] != (x, y):
             axes.set_xlabel(own.measures[x].label)
             axes.tick_params(labelbottom=True)
+    if chart.diagonal:
+        values = np.concatenate(
+            [own.panel_with(name).values(name, model) for name in chart.measures for model in names]
+        )
+        low = float(np.nanmin(np.append(values, 0.0)))
+        for axes in grid.flat:
+            axes.set_xlim(low - 0.05, 1.05)
+            axes.set_ylim(low - 0.05, 1.05)
+            axes.set_aspect("equal", adjustable="box")
     entries = [
         Line2D([], [], color=color, marker="o", linestyle="none", label=style.plain(group))
         for group, color in groups.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ def _by_checkpoint(title: str, chart: Shares, tables: StudyTables) -> Figure:
             draw_panel(grid[1, column], tables, Panel(below), kind)
             style.checkpoint_axis(grid[1, column], own.study, phase_names=False)
     if below:
-        grid[1, 0].set_ylabel(own.measures[below[0]].label, fontsize=7.5)
+        grid[1, 0].set_ylabel(textwrap.fill(own.measures[below[0]].label, 18), fontsize=7.5)
+    if below:
+        layout.set_limits(list(grid[1]), [own.measures[name] for name in below])
     _legend(grid[0, -1], own, chart.stack, pale=tables.common is not None)
     return style.finish(figure)
 
@@ -110,14 +113,19 @@ def _print_shares(
 
 def _legend(axes: Axes, at: AtWindow, stack: Sequence[str], *, pale: bool) -> None:
     declared = [at.measures[name] for name in stack]
-    colors = layout.colors_of(declared)
-    entries = [Patch(facecolor=c, label=m.label) for m, c in zip(reversed(declared), reversed(colors), strict=True)]
+    shown = [pair for pair in zip(declared, layout.colors_of(declared), strict=True) if _appears(at, pair[0].name)]
+    entries = [Patch(facecolor=color, label=measure.label.removesuffix(" heads")) for measure, color in reversed(shown)]
     if pale:
         entries += [Patch(facecolor=style.GREY, alpha=0.5, label="pale: common window")]
     known = np.isfinite(at.mean_table(stack[:1])[f"{stack[0]}_se"]).any()
     axes.legend(
         handles=[*entries, *error_keys(bool(known))], loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0
     )
+
+
+def _appears(at: AtWindow, measure: str) -> bool:
+    """Whether any checkpoint has a share above 0: a key without a bar would be noise."""
+    return any(at.panel_with(measure).mean(measure, name) > 0 for name in at.names)
 
 
 def _by_depth(title: str, chart: Shares, tables: StudyTables) -> Figure:

@@ -43,7 +43,10 @@ def draw_trajectories(title: str, chart: Trajectories, tables: StudyTables) -> F
         several = len(kinds) > 1
         axes.set_title(_title(own, panel, kind if several else None), fontsize=9.5, loc="left")
         if len(panel.measures) > 1 and (not several or kind == kinds[0]):
-            layout.panel_legend(axes, 2 if len(panel.measures) > 3 else len(panel.measures))
+            layout.panel_legend(axes, [own.measures[name] for name in panel.measures])
+    for number, panel in enumerate(panels):
+        shared = list(grid[number]) if len(kinds) > 1 else [grid.flat[number]]
+        layout.set_limits(shared, [own.measures[name] for name in panel.measures])
     for place, axes in enumerate(grid.flat):
         axes.set_visible(place < len(cells))
         bottom = place + columns >= len(cells)
@@ -84,7 +87,6 @@ def draw_panel(axes: Axes, tables: StudyTables, panel: Panel, kind: str = EVERY_
             _draw_common(axes, common, measure.name, color, x if joined else x + COMMON_ASIDE, joined, place)
         if panel.largest:
             _draw_largest(axes, own, measure.name, kind, color, x, joined)
-    layout.set_limits(axes, declared)
 
 
 def _draw_heads(axes: Axes, at: AtWindow, panel: Panel, kind: str) -> None:

@@ -37,7 +37,7 @@ def draw_plasticity(tables: StudyTables) -> Figure:
         if profiles is not None:
             _draw_profiles(row[1], at, profiles, kind)
             row[1].set_title("By query position", fontsize=9.5, loc="left")
-    layout.panel_legend(grid[0, 0], 3)
+    layout.panel_legend(grid[0, 0], [at.measures[name] for name in filter(at.has_measure, OVER_CHECKPOINTS)])
     if profiles is not None:
         grid[-1, 1].set_xlabel("query position (tokens)")
         grid[0, 1].legend(loc="lower left", fontsize=7.5, frameon=False)
