@@ -1,39 +1,43 @@
 """Figures and cards of a study by their names, as tests ask for them."""
 
-from qkscope.report.catalogue import catalogue
+import functools
+
+import matplotlib
+
+from qkscope.draw import style
 from qkscope.lenses.registry import registered
-from qkscope.report.figures import draw
+from qkscope.report.cards import figure_card
+from qkscope.report.catalogue import catalogue
+from qkscope.report.charts import draw_chart
+from qkscope.report.published import PUBLISHED
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown
 
-EVERY_FIGURE = {entry.name: entry for entry in catalogue()}
-ACROSS_MODELS = "pc_roles"  # a summary that only studies across models have
-# Those that the summaries of `qk.csv` and its kin are enough for; others need a head table of their own lens, or runs.
+EVERY_FIGURE = {figure.name: figure for figure in catalogue()}
+# Those that `qk.csv` and its kin are enough for; others need measures or tables of another lens.
 FIGURES = {
-    name: entry
-    for name, entry in EVERY_FIGURE.items()
-    if not any(need.endswith(".csv") or need in ("runs", ACROSS_MODELS) for need in entry.figure.needs)
+    name: EVERY_FIGURE[name]
+    for name in ("position_signal", "taxonomy", "depth", "phase_portraits", "context_length", "explained_variance")
 }
+PUBLISHED_FIGURES = {each.figure.name: each for each in PUBLISHED}
 
 
-def at_window(tables, common=False):
-    return tables.common if common else tables.own
-
-
-def drawing(tables, name, common=False):
+def drawing(tables, name):
     """The figure, or None where the study does not carry it."""
-    entry, at = EVERY_FIGURE[name], at_window(tables, common)
-    return draw(entry, at) if at is not None and entry.figure.exists(at) else None
+    figure = EVERY_FIGURE[name]
+    return draw_chart(figure, tables) if figure.exists(tables.own) else None
 
 
-def card(tables, name, common=False):
-    """The card's blocks."""
-    return EVERY_FIGURE[name].card(tables, at_window(tables, common))
+def published_drawing(tables, name):
+    """One of the published figures."""
+    with matplotlib.rc_context(style.RC):
+        return PUBLISHED_FIGURES[name].draw(tables)
 
 
-def card_text(tables, name, common=False):
+def card_text(tables, name):
     """The card as Markdown."""
-    return to_markdown(card(tables, name, common))
+    figure = EVERY_FIGURE[name] if name in EVERY_FIGURE else PUBLISHED_FIGURES[name].figure
+    return to_markdown(figure_card(figure, tables))
 
 
 class Cards:
@@ -42,12 +46,18 @@ class Cards:
     def __init__(self, tables):
         self.tables = tables
 
-    def text(self, name, common=False):
-        return card_text(self.tables, name, common)
+    def text(self, name):
+        return card_text(self.tables, name)
+
+
+@functools.cache
+def derivations():
+    """What lenses derive from the columns of `qk.csv`, in order."""
+    return [lens.derive for lens in registered() if lens.derive is not None]
 
 
 def derived_panel(heads, same_heads):
     """A panel of heads with what the lenses derive from their columns."""
-    for lens in registered():
-        heads = heads if lens.derive is None else lens.derive(heads)
+    for derive in derivations():
+        heads = derive(heads)
     return HeadPanel(heads, same_heads)

@@ -18,7 +18,6 @@ from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.read import load_results
 from qkscope.results.twins import shared_attention
 from qkscope.study.load import load_study
-from reports import card_text, drawing
 
 
 def record(name, hashes):
@@ -115,28 +114,6 @@ def test_roles_are_means_over_heads_by_component_and_over_all_heads(three):
     whole = table[(table["model"] == "") & (table["pc"] == 0)].iloc[0]
     assert whole["heads"] == 36
     assert whole["r_q"] == pytest.approx((8 * 0.8 + 12 * 0.7 + 16 * 0.6) / 36)
-
-
-def test_cards_name_later_components_and_shared_attention(three):
-    text = card_text(three, "pc_roles")
-    assert "larger on a later component than on component 0 for r\\_q of b-2b (component 2)" in text
-    assert "'a-3b' and 'b-2b' share 1 of 1 projections" in text
-    for name in ("pc_roles", "explained_by_component", "family_scatter"):
-        assert "Across Models" in card_text(three, name)
-
-
-def test_figures_have_a_panel_or_line_for_each(three):
-    assert [len(axes.patches) for axes in drawing(three, "pc_roles").axes] == [6, 6, 6, 6]
-    lines = [line for line in drawing(three, "explained_by_component").axes[0].lines if line.get_gid() == "model"]
-    assert [line.get_ydata()[0] for line in lines] == pytest.approx([40, 40, 40])
-    panels = drawing(three, "family_scatter").axes
-    assert [sum(len(dots.get_offsets()) for dots in axes.collections) for axes in panels] == [20, 16]
-
-
-def test_a_card_names_the_table_behind_it_and_its_rows(three):
-    text = card_text(three, "pc_roles")
-    assert "`pc_roles.csv`: 12 rows" in text  # three models and all heads, three components each
-    assert "filtered to PC0" not in text
 
 
 @pytest.mark.parametrize(

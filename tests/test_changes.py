@@ -4,8 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.position.changes import head_changes
-
 
 def replicates(model, r_q, spread, groups=8):
     """Heads of layer 0 with r_q, whose replicates lie ± spread about it, the same sign for the same group."""
@@ -26,7 +24,7 @@ def replicates(model, r_q, spread, groups=8):
 def test_what_documents_do_to_both_checkpoints_cancels():
     """Each r_q moves by ± 0.05 with the documents, both checkpoints alike; their difference does not move at all."""
     table = pd.concat([replicates("a", [0.5], [0.05]), replicates("b", [0.6], [0.0501])])
-    (row,) = head_changes(table, table, ["a", "b"]).to_dict("records")
+    (row,) = paired_changes(table, table, [("a", "b")]).to_dict("records")
     assert row["r_q_change"] == pytest.approx(0.1)
     # By hand: replicates of the difference lie ± 0.0001 about it, so the error is sqrt(7 / 8 x 8 x 1e-8).
     assert row["r_q_change_se"] == pytest.approx(np.sqrt(7) * 1e-4)
@@ -37,7 +35,7 @@ def test_of_many_heads_those_that_stand_out_are_called_changed():
     rng = np.random.default_rng(0)
     drift = np.concatenate([rng.normal(0, 0.01, 95), np.full(5, 0.5)])  # errors are sqrt(7) x 0.01 = 0.026
     table = pd.concat([replicates("a", np.zeros(100), np.zeros(100)), replicates("b", drift, np.full(100, 0.01))])
-    found = head_changes(table, table, ["a", "b"])
+    found = paired_changes(table, table, [("a", "b")])
     assert found["r_q_changed"].tolist() == [0.0] * 95 + [1.0] * 5
 
 
@@ -49,7 +47,7 @@ def test_a_head_whose_sign_is_not_sure_is_not_called_changed_in_r_k():
         for group in range(8):
             table[f"r_k_without_{group}"] = r_k + (0.01 if (group < 4) == (r_k > 0) else -0.01)
     table = pd.concat([before, after])
-    found = head_changes(table, table.drop(columns="sign_sure"), ["a", "b"])
+    found = paired_changes(table, table.drop(columns="sign_sure"), [("a", "b")])
     assert found["turned"].tolist() == [0, 1, 1]  # heads 1 and 2 are compared with the earlier numbers turned round
     assert found["r_k_change"].tolist() == pytest.approx([-1.6, 0, 0])
     assert (found["r_k_changed"] == 1).tolist() == [True, False, False]
@@ -57,7 +55,7 @@ def test_a_head_whose_sign_is_not_sure_is_not_called_changed_in_r_k():
 
 def test_too_few_groups_say_nothing():
     table = pd.concat([replicates("a", [0.5], [0.1], groups=3), replicates("b", [0.6], [0.1], groups=3)])
-    assert head_changes(table, table, ["a", "b"]) is None
+    assert paired_changes(table, table, [("a", "b")]) is None
 
 
 def test_a_flip_of_a_head_whose_sign_is_not_known_is_no_change():
@@ -67,7 +65,7 @@ def test_a_flip_of_a_head_whose_sign_is_not_known_is_no_change():
         for name in [name for name in table.columns if name.startswith("r_k")]:
             table[name] = r_k
     table = pd.concat([early, late])
-    found = head_changes(table, table, ["a", "b"])
+    found = paired_changes(table, table, [("a", "b")])
     assert found["turned"].tolist() == [1.0, 0.0]
     assert found["r_k_change"].tolist() == pytest.approx([-0.01, -0.81])
     assert found["r_q_change"].tolist() == pytest.approx([0.05, 0.0])

@@ -18,7 +18,7 @@ from lens_worlds import GROUPS, HEADS, tables_of
 from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
 from qkscope.lenses.claims.base import Evidence, Ruling
@@ -30,11 +30,10 @@ from qkscope.lenses.rotation.table import averaged, rotated
 from qkscope.lenses.rows import with_errors
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
-from qkscope.results.read import Entries, Entry, load_results
+from qkscope.results.read import Entries, Entry
 from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel, Part
 from qkscope.stats.significance import Error
-from reports import EVERY_FIGURE, card_text
 
 SUPPORTED, CONTRADICTED, NOT_SIGNIFICANT, UNDECIDED = Ruling
 FAR = math.sqrt(3)  # how many steps another sample of documents is away: four groups of one size
@@ -171,13 +170,10 @@ def test_both_errors_decide(found, expected):
 def test_every_claim_names_figures_that_exist_and_parts_of_one_sentence_stand_together():
     for claim in CLAIMS:
         assert claim.figures, claim.name
-        assert set(claim.figures) <= set(EVERY_FIGURE), claim.name
+        assert set(claim.figures) <= {figure.name for figure in catalogue()}, claim.name
         assert claim.said.endswith(".")
         assert not claim.statistic.endswith(".")
     assert len(BY_NAME) == len(CLAIMS)
-    for figure in {figure for claim in CLAIMS for figure in claim.figures}:
-        said = [claim.said for claim in CLAIMS if figure in claim.figures]
-        assert len([key for key, _ in itertools.groupby(said)]) == len(set(said)), figure
 
 
 # --- position-dominated heads -----------------------------------------------------------------------
@@ -619,35 +615,6 @@ def models():
     return tables_of((64, 128), kind="models")
 
 
-def holds_of(tables, figure, common=False):
-    return card_text(tables, figure, common).partition("**Does it hold here?**")[2].partition("\n## ")[0]
-
-
-def plain(text):
-    return text.replace("\\", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("figure", sorted({figure for claim in CLAIMS for figure in claim.figures}))
-def test_cards_say_every_claim_with_the_verdict_of_the_table(run, figure):
-    there = [at for at in (run.own, run.common) if EVERY_FIGURE[figure].figure.exists(at)]
-    assert there
-    for at in there:
-        check_card(run, figure, at)
-
-
-def check_card(run, figure, at):
-    said, table = plain(holds_of(run, figure, at.common)), at.table("claims")
-    assert "nan" not in said
-    for claim in (each for each in CLAIMS if figure in each.figures):
-        rows = table[table["claim"] == claim.name]
-        row = rows.iloc[0 if claim.cited == "first" else -1]
-        assert said.count(f"**{claim.said}**") == 1
-        told = said.partition(f"If so, {claim.statistic}. " if claim.statistic else f"**{claim.said}** ")[2]
-        assert told.startswith(row["verdict"].capitalize()), (claim.name, told[:80])
-        assert row["why"] in told
-
-
 def test_the_table_has_a_row_per_entry_and_one_about_training(run):
     table = run.own.table("claims")
     assert tuple(table.columns) == COLUMNS
@@ -660,32 +627,22 @@ def test_the_table_has_a_row_per_entry_and_one_about_training(run):
     assert (asked_ones["found"] != "").all()
 
 
-def test_slopes_that_grow_with_the_layer_contradict_early_layers(run):
-    """In this world keys drift more the deeper the layer."""
-    said = holds_of(run, "rotation_depth_map")
-    assert "If so, mean |r| of keys along a is larger in early than in late layers. Contradicted at S2: " in said
-    assert "Early layers carry position: contradicted at S2, judged by whether mean |r| of keys along a is" in plain(
-        card_text(run, "rotation_depth_map").partition("## Key Takeaway")[2]
-    )
+def test_results_from_a_table_alone_say_what_is_missing(tmp_path):
+    heads_of("m", 0.9, 0.5).drop(columns=["attention", "attention_window"]).to_csv(tmp_path / "qk.csv", index=False)
+    page = to_markdown(claims_page(build_tables(load_results(tmp_path))))
+    assert "is not among these results" in page
+    assert "nan" not in page
 
 
 @pytest.mark.slow
-def test_models_are_told_one_by_one(models):
-    said = plain(holds_of(models, "rotation_depth_map"))
-    assert "in S0" in said
-    assert "in S1" in said
-    alone = plain(holds_of(models, "position_signal")).strip()
-    assert alone == "What is said of stages of a run is undecided for models."
-    table = models.own.table("claims")
-    assert set(table.loc[table["claim"] == "keys_weaker", "verdict"]) == {UNDECIDED}
-
-
-def test_results_from_a_table_alone_say_what_is_missing(tmp_path):
-    heads_of("m", 0.9, 0.5).drop(columns=["attention", "attention_window"]).to_csv(tmp_path / "qk.csv", index=False)
-    tables = build_tables(load_results(tmp_path))
-    said = holds_of(tables, "taxonomy_evolution")
-    assert "rotated.csv is not among these results" in said
-    assert "nan" not in said
+def test_the_page_of_claims_has_each_verdict_and_number_of_the_table(run):
+    page = to_markdown(claims_page(run)).replace("\\", "")
+    for at in run.choices():
+        for row in at.table("claims").itertuples():
+            if row.claim in ("queries_stronger", "keys_weaker") and row.verdict != UNDECIDED:
+                (line,) = [each for each in page.splitlines() if BY_NAME[row.claim].statistic in each]
+                assert row.verdict in line
+                assert plus_minus(row.value, row.value_se) in line
 
 
 if __name__ == "__main__" and "--write" in sys.argv:

@@ -3,27 +3,19 @@
 import itertools
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from lens_worlds import GROUPS, HEADS, KEYS, LAYERS, NOPE, Silent, drifting, moments_of, tables_of
+from lens_worlds import HEADS, drifting
 from qkscope import Moments
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.norms.buckets import TABLE as BUCKETS
-from qkscope.lenses.norms.buckets import norms_by_bucket
-from qkscope.lenses.norms.largest import visible
-from qkscope.lenses.norms.table import COLUMNS, FILE, TABLE, norms
+from qkscope.lenses.norms import BUCKETS, COLUMNS, FILE, TABLE, norms, norms_by_bucket, visible
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
-from qkscope.tables.from_moments import analyze_files
 from qkscope.vectors.kept import kept_layer
 from qkscope.vectors.layout import HeadName, arrow_schema
-from reports import card_text, drawing
 
 WIDTH, LENGTH, SCALE = 6, 64, 0.25
 ROWS = 5
@@ -308,6 +300,9 @@ def test_heads_with_other_tokens_are_refused(tmp_path, vectors):
         kept_layer(tmp_path, 0, [0], [0], low=0, high=LENGTH, most=100)
 
 
+# --- figure and card --------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
 def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
     """As `qkscope run --vectors` leaves them; the same tables without them have an empty column."""
@@ -325,77 +320,3 @@ def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
     row = found[(found["layer"] == 2) & (found["head"] == 3)].iloc[0]
     assert row["score_max_sampled"] == pytest.approx(value)
     assert row["pairs_sampled"] == pairs
-    tables = build_tables(load_results(out))
-    text = card_text(tables, "norms")
-    assert f"the largest of {int(found['pairs_sampled'].sum()):,} sampled pairs" in text
-    assert "lower limit of the true one" in text
-    axes = drawing(tables, "norms").axes[3]
-    (line,) = [line for line in axes.lines if line.get_gid() == "score_max_sampled_max"]
-    assert line.get_ydata()[0] == pytest.approx(found["score_max_sampled"].max())
-
-
-# --- figure and card --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run():
-    return tables_of()
-
-
-@pytest.mark.slow
-def test_the_figure_draws_the_means_and_the_largest_head(run):
-    heads = run.own.table(FILE).groupby("model")
-    axes = drawing(run, "norms").axes
-    lines = {line.get_gid(): np.asarray(line.get_ydata()) for each in axes for line in each.lines if line.get_gid()}
-    for name in ("rms_q", "rms_k", "logit_std", "effective_rank"):
-        np.testing.assert_allclose(lines[name], heads[name].mean())
-    np.testing.assert_allclose(lines["rms_k_max"], heads["rms_k"].max())
-    nope = run.own.table(FILE).query(f"layer == {NOPE}").groupby("model")["logit_std"].mean()
-    np.testing.assert_allclose(lines["logit_std NoPE"], nope)
-
-
-def test_the_summary_names_the_head_with_the_largest_value(run):
-    table, heads = run.own.table("norms_means"), run.own.table(FILE)
-    row = table[table["layer_kind"] == "all"].iloc[1]
-    own = heads[heads["model"] == row["model"]].set_index(["layer", "head"])
-    assert own["score_std"].idxmax() == (row["score_std_max_layer"], row["score_std_max_head"])
-    assert row["score_std_max_se"] == own["score_std_se"].loc[own["score_std"].idxmax()]
-    assert len(own) == LAYERS * HEADS == row["heads"]
-    assert own["kv_head"].nunique() == KEYS
-
-
-def test_the_card_says_what_grows_beyond_its_error_and_what_is_not_known(run):
-    text = card_text(run, "norms")
-    panel = run.own.panel_of(FILE)
-    first, last = run.own.names[0], run.own.names[-1]
-    takeaway = text.partition("## Key Takeaway")[2]
-    change = panel.change("rms_k", first, last)
-    assert change.direction == 0  # made so: only noise differs
-    assert "From S0 to S2" in takeaway
-    assert "the length of keys (" not in takeaway.partition("From S1")[0]
-    assert "no vectors were kept" in text
-    assert "nan" not in text
-
-
-def test_growth_is_found_where_there_is_growth(tmp_path):
-    files = []
-    for number, size in enumerate((1.0, 1.5)):
-        q, k = drifting(0, 1, LENGTH, ROWS)
-        moments = captured(size * q, k, rotary="nope")
-        moments.provenance.update({"name": f"step-{number}", "label": f"S{number}", "n_layers": 1, "context": LENGTH})
-        files.append(tmp_path / f"step-{number}.safetensors")
-        moments.save(files[-1])
-    out = analyze_files(files, Silent(), "test", out=tmp_path / "out", kind="checkpoints")
-    said = card_text(build_tables(load_results(out)), "norms").partition("## Key Takeaway")[2]
-    assert "the length of queries (" in said
-    assert "the standard deviation of scores (" in said
-    assert "the length of keys (" not in said
-
-
-@pytest.mark.slow
-def test_models_are_ranked_and_one_checkpoint_cannot_grow():
-    models = tables_of((64, 128), kind="models")
-    assert "rises" not in card_text(models, "norms")
-    assert drawing(models, "norms") is not None
-    alone = tables_of((64,), layers=3)
-    assert "nothing can be seen to grow" in card_text(alone, "norms")

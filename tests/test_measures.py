@@ -1,6 +1,5 @@
 """Measures that need no component, against brute force from raw vectors, numbers worked out by hand, and properties."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,19 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from known_errors import legend_leaves_room, write_layer_means
-from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.measures import FAINTEST, FILE, TABLE, measures, read_out
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.report.figures import write_figure
-from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
-from reports import EVERY_FIGURE, card_text, drawing
 
 WIDTH, LENGTH = 6, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -275,54 +268,3 @@ def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error(
 
 
 # --- the figure and its card ------------------------------------------------------------------------
-
-
-def with_measures_file(folder, checkpoints=3, **study):
-    """An invented study with measures; decode of queries rises by 0.1 from checkpoint to checkpoint."""
-    results, _ = invented(folder, checkpoints, heads=4, **study)
-    rng = np.random.default_rng(1)
-    step = results.heads["model"].str[-3:].astype(int)
-    columns = {name: rng.uniform(0.2, 0.3, len(step)) for name in TABLE.names}
-    columns |= {"decode_q": 0.5 + 0.1 * step + rng.uniform(0, 0.01, len(step)), "best_pc": 0.0, "best_is_pc0": 1.0}
-    table = results.heads[["model", "layer", "head", "window"]].assign(**columns)
-    last = (table["model"] == results.study.names[-1]) & (table["head"] == 0)
-    table.loc[last, ["best_pc", "best_is_pc0"]] = [2.0, 0.0]
-    table.to_csv(folder / FILE, index=False)
-    write_layer_means(folder, {"measures": table}, TABLE.names)
-    return table, build_tables(load_results(folder))
-
-
-def test_the_figure_draws_the_means_of_the_table(tmp_path):
-    table, tables = with_measures_file(tmp_path)
-    means = table.groupby("model")[list(TABLE.names)].mean()
-    figure = drawing(tables, "measures")
-    for axes, kind in zip(figure.axes, "qk", strict=True):
-        for name in ("decode", "share", "shape"):
-            (line,) = [line for line in axes.lines if line.get_gid() == f"{name}_{kind}"]
-            np.testing.assert_allclose(line.get_ydata(), means[f"{name}_{kind}"])
-            (bars,) = [each for each in axes.collections if each.get_gid() == f"{name}_{kind} error"]
-            assert [np.ptp(part[:, 1]) for part in bars.get_segments()] == pytest.approx([2 * np.sqrt(3) * 0.01] * 3)
-    assert legend_leaves_room(figure)
-    write_figure(EVERY_FIGURE["measures"], tables, tables.own, tmp_path / "figures")
-
-
-def test_the_card_says_how_the_means_go_and_where_another_component_leads(tmp_path):
-    _, tables = with_measures_file(tmp_path)
-    text = card_text(tables, "measures")
-    assert "Mean decode of queries rises" in text.partition("## Key Takeaway")[2]
-    assert "in 3 of 12 heads" in text
-    assert f"`{FILE}`" in text
-
-
-def test_models_are_compared_and_not_joined(tmp_path):
-    with_measures_file(tmp_path)
-    place = tmp_path / "provenance.json"
-    place.write_text(json.dumps({**json.loads(place.read_text()), "kind": "models", "kind_stated": True}))
-    tables = build_tables(load_results(tmp_path))
-    assert not tables.own.study.one_run
-    assert "rises" not in card_text(tables, "measures")
-    assert {line.get_linestyle() for line in drawing(tables, "measures").axes[0].lines if line.get_gid()} == {"None"}
-
-
-def test_results_without_the_table_have_no_such_figure(tmp_path):
-    assert drawing(invented(tmp_path, 2)[1], "measures") is None

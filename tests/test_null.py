@@ -5,20 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from known_errors import legend_leaves_room, write_layer_means
-from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.shifted import block_edges, shifted_correlations, shifts
-from qkscope.lenses.shifted import FILE, TABLE, null_columns
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.lenses.shifted import FILE, TABLE, block_edges, null_columns, shifted_correlations, shifts
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.report.figures import write_figure
-from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
-from reports import EVERY_FIGURE, card_text, drawing
 
 WIDTH, LENGTH = 5, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -224,63 +217,3 @@ def test_where_covariances_are_fixed_the_null_still_has_an_error():
 
 
 # --- the figure and its card ----------------------------------------------------------------------
-
-
-def study_with_null(folder, shifts_of=(15, 15, 15), **study):
-    """An invented study with a null of about 0.2; the last checkpoint has all heads beyond it, the first half."""
-    results, _ = invented(folder, len(shifts_of), heads=4, **study)
-    rng, heads = np.random.default_rng(1), results.heads
-    step = heads["model"].map({name: i for i, name in enumerate(results.study.names)})
-    table = heads[["model", "layer", "head", "window"]].assign(null_shifts=step.map(dict(enumerate(shifts_of))))
-    for kind in "qk":
-        table[f"null_r_{kind}"] = rng.uniform(0.15, 0.25, len(table))
-        table[f"beyond_null_{kind}"] = ((step == step.max()) | (table["head"] % 2 == 0)).astype(float)
-        table[f"null_p_{kind}"] = 1 / 16
-    own = [name for name in TABLE.names if name != "null_shifts"]
-    table.loc[table["null_shifts"] == 0, own] = np.nan
-    table.to_csv(folder / FILE, index=False)
-    write_layer_means(folder, {"null": table}, TABLE.names)
-    return table, build_tables(load_results(folder))
-
-
-def test_the_figure_draws_the_means_of_both_and_the_share_beyond(tmp_path):
-    table, tables = study_with_null(tmp_path)
-    figure, heads = drawing(tables, "null"), tables.own.heads
-    for axes, kind in zip(figure.axes[:2], "qk", strict=True):
-        lines = {line.get_gid(): line.get_ydata() for line in axes.lines}
-        np.testing.assert_allclose(lines[f"r_{kind}_abs"], heads[f"r_{kind}"].abs().groupby(heads["model"]).mean())
-        np.testing.assert_allclose(lines[f"null_r_{kind}"], table.groupby("model")[f"null_r_{kind}"].mean())
-        (bars,) = [each for each in axes.collections if each.get_gid() == f"null_r_{kind} error"]
-        # Another sample of documents, by the jackknife of four groups, is sqrt(3) steps away.
-        assert [np.ptp(part[:, 1]) for part in bars.get_segments()] == pytest.approx([2 * np.sqrt(3) * 0.01] * 3)
-    for axes, kind in zip(figure.axes[2:], "qk", strict=True):
-        bars = [patch.get_height() for patch in axes.patches if patch.get_gid() == f"beyond_null_{kind}"]
-        assert bars == pytest.approx([50, 50, 100])
-        (errors,) = [each for each in axes.collections if each.get_gid() == f"beyond_null_{kind} error"]
-        assert [np.ptp(part[:, 1]) for part in errors.get_segments()] == pytest.approx([2 * np.sqrt(3)] * 3)
-        (chance,) = [each for each in axes.collections if each.get_gid() == "chance"]
-        assert [part[0, 1] for part in chance.get_segments()] == pytest.approx([6.25] * 3)
-    assert legend_leaves_room(figure)
-    write_figure(EVERY_FIGURE["null"], tables, tables.own, tmp_path / "figures")
-
-
-def test_the_card_says_how_many_heads_are_beyond_and_how_many_would_be_by_chance(tmp_path):
-    _, tables = study_with_null(tmp_path)
-    takeaway = card_text(tables, "null").partition("## Key Takeaway")[2]
-    assert "100.0 ± 1.7% of heads" in takeaway  # the root of 3 steps of a hundredth
-    assert "each of 15 shifts" in takeaway
-    assert "6% would" in takeaway
-
-
-def test_entries_without_a_null_are_named_with_the_reason(tmp_path):
-    _, tables = study_with_null(tmp_path, (15, 0, 15))
-    text = card_text(tables, "null")
-    assert f"There is no null for {tables.own.study.checkpoints[1].label}" in text.replace("\\", "")
-    assert "fewer than 4 position buckets" in text
-    table = tables.own.table("null_means")
-    assert table.loc[table["layer_kind"] == "all", "null_r_q"].isna().tolist() == [False, True, False]
-
-
-def test_a_study_without_any_null_has_no_figure(tmp_path):
-    _, tables = study_with_null(tmp_path, (0, 0))
-    assert drawing(tables, "null") is None

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.base import Measure, HeadTable, Lens, View
+from qkscope.lenses.base import HeadTable, Lens, Measure, View
 from qkscope.lenses.registry import registered, with_lens
 from qkscope.page import lens_data, paired
 from qkscope.page.arrays import Grid

@@ -9,9 +9,6 @@ import pytest
 
 from qkscope.kinds import kind_of, kind_sentence
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.card import Subject
-from qkscope.lenses.runs.card import runs_card
-from qkscope.lenses.runs.figure import draw_runs
 from qkscope.results.read import load_results
 from test_share import results as results
 from test_watch import trained as trained
@@ -44,16 +41,6 @@ def test_means_by_run_and_spread_between_runs(seeds):
     assert across[["step", "runs"]].to_numpy().tolist() == [[10, 3], [100, 2]]
     np.testing.assert_allclose(across["r_q"], [0.2, 0.65], atol=1e-12)
     np.testing.assert_allclose(across["r_q_between"], [0.1, np.sqrt(0.005)], atol=1e-12)
-
-
-def test_the_figure_has_a_line_for_each_run_and_the_card_says_how_far_they_are_apart(seeds):
-    figure = draw_runs(seeds.own)
-    lines = {line.get_gid(): line for line in figure.axes[0].lines}
-    assert list(lines["r_q s1"].get_xdata()) == [10, 100]
-    np.testing.assert_allclose(lines["r_q mean"].get_ydata(), [0.2, 0.65])
-    said = " ".join(map(str, runs_card(Subject(seeds, seeds.own)).shows))
-    assert "At step 100, the mean of r_q is 0.65 over 2 runs, from 0.60 to 0.70" in said
-    assert "From step 10 to 100 mean r_q rose by more than its noise in 2 of 2 runs, and fell in 0." in said
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.lenses.rope.card_split import _step
+from test_lens_rope_shown import folder_of
 
 import shared
 from qkscope.compare.two_runs import compare_heads
@@ -20,7 +22,6 @@ from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.means import LensPanel
 from qkscope.lenses.position import judge
-from qkscope.lenses.rope.card_split import _step
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
@@ -34,7 +35,6 @@ from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import Error, Significance, combined, critical_value, decide, is_significant
 from qkscope.words.phrases import number, went
 from reports import card_text
-from test_lens_rope_shown import folder_of
 from test_page_browser import unfold
 
 

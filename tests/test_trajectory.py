@@ -7,7 +7,7 @@ import pytest
 from published_table import DISCORDANT, published_heads, read, window_heads
 from qkscope.lenses.concordance import concordance
 from qkscope.lenses.position import trajectory
-from qkscope.lenses.windows.table import window_dependence
+from qkscope.lenses.windows import window_dependence
 
 
 def heads(rows, **extra):

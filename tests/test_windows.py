@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from known_errors import FAR, HEADS, MODELS, moved, write_known
+from known_errors import moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.position import DOUBLINGS, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.windows.table import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
+from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.page.arrays import add_tables, page_grid
@@ -21,7 +21,6 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
-from reports import card_text, drawing
 
 CONTEXT, WIDTH, GROUPS, DOCUMENTS, COUNT = 64, 4, 8, 24, 6
 FACTS = LayerFacts(0, COUNT, COUNT, WIDTH)
@@ -136,31 +135,6 @@ def long_and_short(folder, replicates_at):
     return build_tables(load_results(folder))
 
 
-@pytest.mark.slow
-def test_a_short_window_without_an_error_is_not_drawn_and_the_card_says_so(tmp_path):
-    tables = long_and_short(tmp_path, [64])
-    for axes in drawing(tables, "window_dependence").axes:
-        lines = [line for line in axes.lines if line.get_gid() in MODELS]
-        assert [list(line.get_xdata()) for line in lines] == [[64], [64]]
-        assert [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "enough"] == [64]
-    text = card_text(tables, "window_dependence")
-    assert "The smallest window with at least 1,000 tokens per head and 8 documents is 64 tokens." in text
-    assert "2 windows with less than that have no error and are not drawn." in text
-
-
-def test_a_short_window_with_an_error_is_drawn_with_it(tmp_path):
-    tables = long_and_short(tmp_path, [32, 64])
-    table = tables.own.table("window_dependence").set_index(["layer_kind", "model", "window"]).loc["all"]
-    drawn = [np.mean([moved(r_q / 2, way * up * FAR) for r_q, _, _, way in HEADS.values()]) for up in (1, -1)]
-    whole = np.mean([r_q / 2 for r_q, *_ in HEADS.values()])
-    error = np.sqrt(np.mean((np.array(drawn) - whole) ** 2))
-    assert table.loc[("early", 32), "r_q_se"] == pytest.approx(error, rel=1e-3)
-    axes = drawing(tables, "window_dependence").axes[0]
-    (bars,) = [each for each in axes.collections if each.get_gid() == "early error"]
-    assert [part[0, 0] for part in bars.get_segments()] == [32, 64]
-    assert "Shorter ones are drawn with their errors." in card_text(tables, "window_dependence")
-
-
 def test_windows_of_published_tables_do_not_say_how_many_tokens_they_have(tmp_path):
     table = window_dependence(window_heads().drop(columns=["n_q", "n_k"], errors="ignore"), ["S3-4.7M"])
     assert table["enough"].isna().all()
@@ -212,6 +186,7 @@ def test_a_head_of_unsure_sign_is_not_discordant_on_the_page(visit, tmp_path):
         table.loc[(table["layer"] == 0) & (table["head"] == 1), "sign_sure"] = 0.0
         table.to_csv(tmp_path / file, index=False)
     write_report(tmp_path, figures=False)
-    assert build_tables(load_results(tmp_path)).own.table("concordance")["discordant"].tolist() == [0.0, 0.0]
+    own = build_tables(load_results(tmp_path)).own
+    assert [own.panel.mean("discordant", name) for name in own.names] == [0.0, 0.0]
     with visit(tmp_path / "report.html") as page:
         assert page.evaluate("qkscope.summary(0).discordant") == 0

@@ -65,22 +65,22 @@ CLAIMS = (
     Claim(
         "bias_of_dominated", BIAS,
         "the mean size of bias_effect (the bias over the window in standard deviations of a score) is larger in them",
-        ("taxonomy_evolution", "rotation_bias"), dominated_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+        ("taxonomy", "drift"), dominated_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
     ),
     Claim(
         "position_of_dominated", BIAS, "position is a larger share of the variance of their scores",
-        ("taxonomy_evolution", "score_heads"), dominated_more(SCORE, position_share), (SCORE,),
+        ("taxonomy", "score_components"), dominated_more(SCORE, position_share), (SCORE,),
     ),
     Claim(
         "by_interaction", "They do so through α·β, the product of both drifts.",
         "of the mean square over queries of the slope of scores in key position, the product of both drifts, and not "
         "the mean query, makes more than half",
-        ("taxonomy_evolution", "rotation_bias"), by_interaction, (ROTATED,),
+        ("taxonomy", "drift"), by_interaction, (ROTATED,),
     ),
     Claim(
         "sign_leans", "Keys that drift with their queries favour late keys, keys that drift against them early ones.",
         "the sign of r_k agrees with the sign of the late advantage in more heads than by chance (Cohen's kappa)",
-        ("concordance",), sign_leans, (SCORE,),
+        ("depth",), sign_leans, (SCORE,),
     ),
     Claim(
         "queries_stronger", PARTING, "mean r_q rises", ("position_signal",),
@@ -91,15 +91,15 @@ CLAIMS = (
     ),
     Claim(
         "coupling_weaker", "A fall of mean r_k means that keys follow position less.", "mean |r_k| falls with it",
-        ("position_signal", "concordance"), after_the_fall(None, fixed("r_k_abs"), -1), about="training",
+        ("position_signal", "depth"), after_the_fall(None, fixed("r_k_abs"), -1), about="training",
     ),
     Claim(
         "query_part_grows", FREED, "where mean r_k falls, the query part of scores grows",
-        ("position_signal", "score_split"), after_the_fall(SCORE, query_share, 1), (SCORE,), "training",
+        ("position_signal", "score_components"), after_the_fall(SCORE, query_share, 1), (SCORE,), "training",
     ),
     Claim(
         "query_part_by_head", FREED, "heads whose |r_k| falls are those whose query part grows",
-        ("score_split",), falls_with(SCORE, query_share), (SCORE,), "training",
+        ("score_components",), falls_with(SCORE, query_share), (SCORE,), "training",
     ),
     Claim(
         "plasticity_grows", FREED, "where mean r_k falls, plasticity grows",
@@ -111,45 +111,45 @@ CLAIMS = (
     ),
     Claim(
         "consolidation", "Long-context training makes heads position-dominated.",
-        "the share of position-dominated heads rises", ("taxonomy_evolution",),
+        "the share of position-dominated heads rises", ("taxonomy",),
         goes(None, fixed(POSITION_DOMINATED), 1), about="training",
     ),
     Claim(
         "queries_first", "Queries follow position first, keys later.",
         "by the second checkpoint, mean r_q has made more of its rise than mean r_k",
-        ("taxonomy_evolution",), queries_first, about="training",
+        ("taxonomy",), queries_first, about="training",
     ),
     Claim(
-        "tighter_queries", CLOUD, "the mean distance of r_q from its median falls", ("rq_rk_scatter_grid",),
+        "tighter_queries", CLOUD, "the mean distance of r_q from its median falls", ("phase_portraits",),
         spreads("r_q", -1), about="training",
     ),
     Claim(
-        "wider_keys", CLOUD, "the mean distance of r_k from its median rises", ("rq_rk_scatter_grid",),
+        "wider_keys", CLOUD, "the mean distance of r_k from its median rises", ("phase_portraits",),
         spreads("r_k", 1), about="training",
     ),
     Claim(
-        "early_queries", EARLY, "mean r_q is larger in early than in late layers", ("layer_heatmap_rq",),
+        "early_queries", EARLY, "mean r_q is larger in early than in late layers", ("depth",),
         early_more(None, fixed("r_q")),
     ),
     Claim(
         "even_queries", "Position in queries does not depend on depth.",
-        "mean r_q of early and late layers is less than 0.1 apart", ("layer_heatmap_rq",), even_depth,
+        "mean r_q of early and late layers is less than 0.1 apart", ("depth",), even_depth,
     ),
     Claim(
-        "early_keys", EARLY, "mean r_k is larger in early than in late layers", ("layer_heatmap_rk",),
+        "early_keys", EARLY, "mean r_k is larger in early than in late layers", ("depth",),
         early_more(None, fixed("r_k")),
     ),
     Claim(
-        "early_keys_size", EARLY, "mean |r_k| is larger in early than in late layers", ("layer_heatmap_rk",),
+        "early_keys_size", EARLY, "mean |r_k| is larger in early than in late layers", ("depth",),
         early_more(None, fixed("r_k_abs")),
     ),
     Claim(
         "early_drift", EARLY, "mean |r| of keys along a is larger in early than in late layers",
-        ("rotation_depth_map",), early_more(ROTATED, fixed("r_k_a_abs")), (ROTATED,),
+        ("drift",), early_more(ROTATED, fixed("r_k_a_abs")), (ROTATED,),
     ),
     Claim(
         "early_bias", EARLY, "the mean size of bias_effect is larger in early than in late layers",
-        ("rotation_depth_map",), early_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+        ("drift",), early_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
     ),
     Claim(
         "early_scores", EARLY, "position is a larger share of the variance of scores in early than in late layers",
@@ -157,42 +157,42 @@ CLAIMS = (
     ),
     Claim(
         "early_excess_q", EARLY, "r_q exceeds the rotated-mean prediction by more in early than in late layers",
-        ("rope_excess",), early_more(ROPE, fixed("r_q_excess")), (ROPE,),
+        ("rotated_mean",), early_more(ROPE, fixed("r_q_excess")), (ROPE,),
     ),
     Claim(
         "early_excess_k", EARLY, "r_k exceeds the rotated-mean prediction by more in early than in late layers",
-        ("rope_excess",), early_more(ROPE, fixed("r_k_excess")), (ROPE,),
+        ("rotated_mean",), early_more(ROPE, fixed("r_k_excess")), (ROPE,),
     ),
     Claim(
         "late_content", CONTENT, "the share of the variance of keys that is linear in position is smaller in late "
         "than in early layers",
-        ("layer_heatmap_rk", "measures"), early_more(MEASURES, fixed("share_k")), (MEASURES,),
+        ("depth", "measures"), early_more(MEASURES, fixed("share_k")), (MEASURES,),
     ),
     Claim(
         "deep_fall", "The fall of r_k in long-context training is largest in deep layers.",
-        "mean r_k falls more in late than in early layers", ("layer_heatmap_rk",), deep_falls_more, about="training",
+        "mean r_k falls more in late than in early layers", ("depth",), deep_falls_more, about="training",
     ),
     Claim(
-        "keys_vary", DYNAMIC, "mean r_k varies more over layers than mean r_q", ("layer_heatmap_rk",), vary_more,
+        "keys_vary", DYNAMIC, "mean r_k varies more over layers than mean r_q", ("depth",), vary_more,
     ),
     Claim(
-        "keys_change", DYNAMIC, "mean r_k varies more over checkpoints than mean r_q", ("layer_heatmap_rk",),
+        "keys_change", DYNAMIC, "mean r_k varies more over checkpoints than mean r_q", ("depth",),
         change_more, about="training",
     ),
     Claim(
         "bottlenecks", "Differences of r_k between layers decide which layers limit the effective context length.",
-        "", ("layer_heatmap_rk",),
+        "", ("depth",),
         never("nothing here measures what the model does with a long context; that takes a benchmark by length"),
         about="training",
     ),
     Claim(
         "rope_structure", "Position in queries early in training is the structure of RoPE.",
         "the rotated-mean prediction gives more than half of mean r_q",
-        ("rope_excess",), mostly_rope, (ROPE,), cited="first",
+        ("rotated_mean",), mostly_rope, (ROPE,), cited="first",
         said_elsewhere="Position in queries is the structure of RoPE.",
     ),
     Claim(
-        "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("layer_kinds",), nope_less,
+        "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("position_signal",), nope_less,
     ),
 )  # fmt: skip
 
