@@ -11,21 +11,24 @@ from pathlib import Path
 
 from qkscope.errors import QkscopeError
 from qkscope.lenses.at_window import build_tables
-from qkscope.report.published import PUBLISHED, Published, write_one
+from qkscope.lenses.base import Figure
+from qkscope.report.figures import write_figure
+from qkscope.report.published import PUBLISHED, published_folder
 from qkscope.results.read import load_results
 
 DEFAULT_RESULTS = Path("results/smollm3_training_progress")
 
 
-def _writer(published: Published) -> Callable[..., Path]:
+def _writer(name: str, figure: Figure) -> Callable[..., Path]:
     def write(results: Path = DEFAULT_RESULTS, *, titles: bool = True) -> Path:
-        return write_one(published, build_tables(load_results(results)), results, titles=titles)[0].parent
+        tables = build_tables(load_results(results))
+        return write_figure(figure, tables, results, name=published_folder(figure), titles=titles)[0].parent
 
-    write.__name__, write.__doc__ = published.name, published.figure.caption
+    write.__name__, write.__doc__ = name, figure.caption
     return write
 
 
-FIGURES = tuple(_writer(published) for published in PUBLISHED)
+FIGURES = tuple(_writer(name, figure) for name, figure in PUBLISHED.items())
 globals().update({draw.__name__: draw for draw in FIGURES})  # by the names in the published documents
 
 

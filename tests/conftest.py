@@ -339,4 +339,4 @@ def sketches(monkeypatch):
 
     `test_cards.py` draws a whole report.
     """
-    monkeypatch.setattr("qkscope.report.figures.draw", sketch)
+    monkeypatch.setattr("qkscope.report.figures.draw_chart", sketch)

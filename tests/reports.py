@@ -2,9 +2,6 @@
 
 import functools
 
-import matplotlib
-
-from qkscope.draw import style
 from qkscope.lenses.registry import registered
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import catalogue
@@ -19,7 +16,7 @@ FIGURES = {
     name: EVERY_FIGURE[name]
     for name in ("position_signal", "taxonomy", "depth", "phase_portraits", "context_length", "explained_variance")
 }
-PUBLISHED_FIGURES = {each.figure.name: each for each in PUBLISHED}
+PUBLISHED_FIGURES = {figure.name: figure for figure in PUBLISHED.values()}
 
 
 def drawing(tables, name):
@@ -30,13 +27,12 @@ def drawing(tables, name):
 
 def published_drawing(tables, name):
     """One of the published figures."""
-    with matplotlib.rc_context(style.RC):
-        return PUBLISHED_FIGURES[name].draw(tables)
+    return draw_chart(PUBLISHED_FIGURES[name], tables)
 
 
 def card_text(tables, name):
     """The card as Markdown."""
-    figure = EVERY_FIGURE[name] if name in EVERY_FIGURE else PUBLISHED_FIGURES[name].figure
+    figure = EVERY_FIGURE[name] if name in EVERY_FIGURE else PUBLISHED_FIGURES[name]
     return to_markdown(figure_card(figure, tables))
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from qkscope.lenses.paired import paired_changes
+
 
 def replicates(model, r_q, spread, groups=8):
     """Heads of layer 0 with r_q, whose replicates lie ± spread about it, the same sign for the same group."""

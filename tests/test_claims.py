@@ -18,7 +18,7 @@ from lens_worlds import GROUPS, HEADS, tables_of
 from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
 from qkscope.lenses.claims.base import Evidence, Ruling
@@ -30,10 +30,14 @@ from qkscope.lenses.rotation.table import averaged, rotated
 from qkscope.lenses.rows import with_errors
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
-from qkscope.results.read import Entries, Entry
+from qkscope.report.catalogue import catalogue
+from qkscope.report.claims import claims_page
+from qkscope.results.read import Entries, Entry, load_results
 from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
 from qkscope.stats.noise import HeadPanel, Part
 from qkscope.stats.significance import Error
+from qkscope.words.blocks import to_markdown
+from qkscope.words.phrases import plus_minus
 
 SUPPORTED, CONTRADICTED, NOT_SIGNIFICANT, UNDECIDED = Ruling
 FAR = math.sqrt(3)  # how many steps another sample of documents is away: four groups of one size

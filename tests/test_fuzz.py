@@ -534,7 +534,7 @@ def test_results_folders(place, table, record, common, windows):
         write_tables(found, folder)
         writer = Cards(found)
         for name, entry in FIGURES.items():
-            if entry.figure.exists(found.own):
+            if entry.exists(found.own):
                 writer.text(name).encode()
     assert {entry.name for entry in folder.iterdir()} <= {*files, "tables"}
 

@@ -3,9 +3,10 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from lens_worlds import HEADS, drifting
+from lens_worlds import GROUPS, HEADS, Silent, drifting, moments_of
 from qkscope import Moments
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
@@ -14,6 +15,7 @@ from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error
+from qkscope.tables.from_moments import analyze_files
 from qkscope.vectors.kept import kept_layer
 from qkscope.vectors.layout import HeadName, arrow_schema
 

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
-from qkscope.lenses.mean_curve import mean_curve
 
 import shared
 from conftest import sketch
 from qkscope.api import capture_moments
 from qkscope.lenses.base import Detail, Figure, HeadTable, Lens, Measure, OwnView, SampledTable, Summary, View
+from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.page.pack import unsqueeze
 from qkscope.report import figures
-from qkscope.report.catalogue import catalogue
+from qkscope.report.catalogue import catalogue, folder_name
 from qkscope.report.write import write_report
 
 NORM = Measure("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
@@ -29,7 +29,14 @@ LENS = Lens(
     title="Mean queries",
     question="How long is the mean query?",
     tables=(TABLE,),
-    figures=(mean_curve(TABLE, "query_norm", name="query_norm", title="Length of the Mean Query"),),
+    figures=(
+        Figure(
+            "query_norm",
+            title="Length of the Mean Query",
+            chart=Trajectories((Panel(("query_norm",)),)),
+            caption="Length of each head's mean query.",
+        ),
+    ),
     views=(View("curve", "Length of the mean query", ("query_norm",), figure="query_norm"),),
 )
 
@@ -40,10 +47,12 @@ def with_norms(finished):
 
     def make(folder):
         with with_lens(LENS), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(figures, "draw", lambda entry, at: (draw if entry.name == LENS.name else sketch)(entry, at))
+            patch.setattr(
+                figures, "draw_chart", lambda each, of: (draw if each.name == LENS.name else sketch)(each, of)
+            )
             write_report(shutil.copytree(finished(), folder / "out"))
 
-    draw = figures.draw
+    draw = figures.draw_chart
     return shared.once("with norms", make) / "out"
 
 
@@ -59,13 +68,14 @@ def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
     assert list(table.columns[:6]) == ["model", "layer", "depth", "head", "kv_head", "query_norm"]
     assert set(zip(table["model"], table["window"], strict=True)) == {("one", 64), ("two", 256), ("two", 64)}
     assert len(table) == 3 * 4 * 4  # windows of both checkpoints, layers, heads
-    for suffix in ("", "_common"):
-        (figure,) = (with_norms / "figures").glob(f"*_query_norm{suffix}")
-        assert imread(figure / "figure.png").std() > 0
-        card = (figure / "README.md").read_text()
-        assert "Euclidean length of the head's mean query." in card
-        assert "`query_norm.csv`" in card
-        assert "## Key Takeaway" in card
+    figure = with_norms / "figures" / "appendix_query_norm"
+    assert imread(figure / "figure.png").std() > 0
+    card = (figure / "README.md").read_text()
+    assert "Length of each head's mean query." in card
+    own = table[table["window"] == table["model"].map({"one": 64, "two": 256})]
+    for mean in own.groupby("model")["query_norm"].mean():
+        assert f"{mean:.2g}" in card
+    assert "appendix_query_norm/figure.png" in (with_norms / "figures" / "README.md").read_text()
     html = (with_norms / "report.html").read_text()
     about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', html)[1])
     (section,) = [lens for lens in unsqueeze(about["long"])["lenses"] if lens["name"] == LENS.name]
@@ -106,8 +116,8 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
     ("lens", "taken"),
     [
         (Lens("position", "t", "q"), "position"),
-        (Lens("new", "t", "q", summaries=(Summary("trajectory", lambda at: None),)), "trajectory"),
-        (Lens("new", "t", "q", figures=(Figure("concordance", None, None, ()),)), "concordance"),
+        (Lens("new", "t", "q", summaries=(Summary("transitions", lambda at: None),)), "transitions"),
+        (Lens("new", "t", "q", figures=(Figure("norms", "t", Trajectories(()), ""),)), "norms"),
         (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
         (Lens("new", "t", "q", sampled=(SampledTable("qk.csv", None, None),)), "qk.csv"),
         (Lens("new", "t", "q", own_views=(OwnView("split", None),)), "split"),
@@ -138,10 +148,10 @@ def test_rows_that_are_not_what_the_table_declares(checkpoints, rows, problem):
         checkpoint_rows(moments, [HeadTable("x.csv", (NORM,), rows)], RowSettings(), model="m")
 
 
-def test_figures_without_a_number_get_the_next_free_ones():
-    figures = [Figure(name, None, None, (), number=number) for name, number in (("a", None), ("b", 1), ("c", None))]
-    numbers = {entry.name: entry.number for entry in catalogue([Lens("x", "t", "q", figures=tuple(figures))])}
-    assert numbers == {"b": 1, "a": 2, "c": 3}
+def test_main_figures_come_by_number_and_the_others_behind_them():
+    figures = [Figure(name, "t", Trajectories(()), "", number=n) for name, n in (("a", None), ("b", 2), ("c", 1))]
+    ordered = catalogue([Lens("x", "t", "q", figures=tuple(figures))])
+    assert [folder_name(figure) for figure in ordered] == ["01_c", "02_b", "appendix_a"]
 
 
 @pytest.mark.slow

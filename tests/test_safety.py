@@ -579,7 +579,6 @@ def test_cards_of_hostile_results_hold_no_markup(hostile):
     cards = Cards(build_tables(results))
     for name in FIGURES:
         require_plain(cards.text(name))
-    require_plain(cards.text("position_signal", common=True))
 
 
 @pytest.mark.slow
@@ -602,7 +601,7 @@ def test_pictures_of_hostile_results_are_drawn_as_text(hostile, monkeypatch):
     for entry in FIGURES.values():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", QkscopeWarning)  # letters that no font here has, which are drawn as numbers
-            picture, vectors, _ = write_figure(entry, tables, tables.own, hostile)
+            picture, vectors, _ = write_figure(entry, tables, hostile)
         assert picture.is_file()
         tree = ElementTree.parse(vectors)
         tags = {element.tag.split("}")[1] for element in tree.iter()}
@@ -642,7 +641,7 @@ def test_every_picture_of_labels_that_look_like_mathematics(tmp_path, labels):
 def test_a_title_that_looks_like_mathematics(tmp_path, title):
     """Every picture writes its title in the same way."""
     results, _ = invented(tmp_path, 2)
-    require_drawable(build_tables(replace(results, study=replace(results.study, title=title))), ["taxonomy_evolution"])
+    require_drawable(build_tables(replace(results, study=replace(results.study, title=title))), ["taxonomy"])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from qkscope.report.catalogue import drawable, folder_name
 from qkscope.report.charts import draw_chart
 from qkscope.report.charts.layout import hide_titles
 from qkscope.report.gallery import gallery
-from qkscope.report.published import PUBLISHED, Published, write_one
+from qkscope.report.published import PUBLISHED, published_folder
 from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder, gallery_path
 from qkscope.results.mapped import let_go
 from qkscope.results.remove import remove_figure
@@ -24,14 +24,16 @@ from qkscope.words.blocks import to_markdown
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
-def write_figure(figure: Figure, tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
-    """Draw one figure into its folder, with its card; returns what was written."""
-    place = figure_folder(folder, folder_name(figure))
+def write_figure(
+    figure: Figure, tables: StudyTables, folder: Path, *, name: str | None = None, titles: bool = True
+) -> list[Path]:
+    """Draw one figure, with its card, into the folder `figures/<name>`; returns what was written."""
+    place = figure_folder(folder, name or folder_name(figure))
     picture = draw_chart(figure, tables)
     style.save(picture if titles else hide_titles(picture), place)
     write_text(place / CARD, to_markdown(figure_card(figure, tables)))
     let_go()
-    return [place / name for name in FIGURE_FILES]
+    return [place / each for each in FIGURE_FILES]
 
 
 def write_figures(tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
@@ -39,18 +41,18 @@ def write_figures(tables: StudyTables, folder: Path, *, titles: bool = True) -> 
 
     Figures of an earlier report that no longer apply are removed.
     """
-    wanted = drawable(tables)
-    for figure in wanted:
+    shown = drawable(tables)
+    named = {folder_name(figure): figure for figure in shown}
+    named |= {published_folder(figure): figure for figure in PUBLISHED.values()}
+    for figure in named.values():
         figure_card(figure, tables)  # here, so that what cards need is computed once, not in every process
 
-    def write(figure: Figure | Published) -> list[Path]:
-        draw = write_one if isinstance(figure, Published) else write_figure
-        return draw(figure, tables, folder, titles=titles)  # type: ignore[operator]
+    def write(item: tuple[str, Figure]) -> list[Path]:
+        return write_figure(item[1], tables, folder, name=item[0], titles=titles)
 
-    written = [path for paths in over_cores(write, [*wanted, *PUBLISHED], WORTH_SHARING) for path in paths]
-    published = {f"published_{each.figure.name}" for each in PUBLISHED}
-    remove_stale_figures(folder, {*published, *(folder_name(figure) for figure in wanted)})
-    write_text(gallery_path(folder), to_markdown(gallery(wanted, tables)))
+    written = [path for paths in over_cores(write, list(named.items()), WORTH_SHARING) for path in paths]
+    remove_stale_figures(folder, set(named))
+    write_text(gallery_path(folder), to_markdown(gallery(shown, tables)))
     return [*written, gallery_path(folder)]
 
 

@@ -6,10 +6,6 @@ publication.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,32 +14,18 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, spread_keys
-from qkscope.files import write_text
 from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS, HIGH, LOW
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.named_entries import named_entries
-from qkscope.report.cards import figure_card
-from qkscope.report.charts.layout import hide_titles
 from qkscope.report.charts.shares import label_depth
-from qkscope.results.folder import CARD, FIGURE_FILES, figure_folder
 from qkscope.results.read import phase_segments
-from qkscope.words.blocks import to_markdown
 
 NUMBERED_SHARE = 0.05  # from this share on there is room for its number
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
 GRID = (2, 3)
-
-
-@dataclass(frozen=True)
-class Published:
-    """A published figure: its name in the published script, and what its card says."""
-
-    name: str
-    figure: Figure
-    draw: Callable[[StudyTables], Picture]
 
 
 def position_signal(tables: StudyTables) -> Picture:
@@ -184,8 +166,9 @@ def _declared(name: str, title: str, caption: str, measures: tuple[str, ...]) ->
     return Figure(name, title, Drawing(f"qkscope.report.published:{name}", measures), caption)
 
 
-PUBLISHED = tuple(
-    Published(script, _declared(draw.__name__, title, caption, measures), draw)
+# By the names of the functions in the published documents.
+PUBLISHED = {
+    script: _declared(draw.__name__, title, caption, measures)
     for script, draw, title, measures, caption in (
         ("smollm_fig01_position_signal_over_training", position_signal, "Position Correlation on PC0", ("r_q", "r_k"),
          "Mean r_q (blue circles) and r_k (red squares) over all heads. Bands: ± 1 SD over heads."),
@@ -200,19 +183,9 @@ PUBLISHED = tuple(
         ("smollm_fig07_rq_rk_scatter_grid", rq_rk_scatter_grid, "Phase Portraits", ("r_q", "r_k"),
          "Every head by r_q and r_k at selected checkpoints. Dashed: thresholds of the taxonomy."),
     )
-)  # fmt: skip
+}  # fmt: skip
 
 
-def write_published(tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
-    """Draw the six published figures into `figures/published_<name>/`; returns what was written."""
-    return [path for each in PUBLISHED for path in write_one(each, tables, folder, titles=titles)]
-
-
-def write_one(published: Published, tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
-    """Draw one of them, with its card."""
-    place = figure_folder(folder, f"published_{published.figure.name}")
-    with matplotlib.rc_context(style.RC):
-        picture = published.draw(tables)
-    style.save(picture if titles else hide_titles(picture), place)
-    write_text(place / CARD, to_markdown(figure_card(published.figure, tables)))
-    return [place / name for name in FIGURE_FILES]
+def published_folder(figure: Figure) -> str:
+    """`published_position_signal`: the folder of a published figure."""
+    return f"published_{figure.name}"

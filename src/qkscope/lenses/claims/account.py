@@ -192,7 +192,8 @@ CLAIMS = (
         said_elsewhere="Position in queries is the structure of RoPE.",
     ),
     Claim(
-        "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("position_signal",), nope_less,
+        "nope_less", "NoPE layers have lower r_q.", "mean r_q is higher in rotary layers", ("position_signal",),
+        nope_less,
     ),
 )  # fmt: skip
 
