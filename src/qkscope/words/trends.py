@@ -40,7 +40,7 @@ def describe_trend(
     """One sentence about the mean of a measure over the checkpoints of one run."""
     shape = panel.series(measure, [c.name for c in checkpoints], part)
     labels = [shortened(c.label) for c in checkpoints]
-    step = _steepest(panel, checkpoints, measure, part, shape)
+    step = steepest_step(panel, checkpoints, measure, part, shape)
     return (
         f"{name[:1].upper()}{name[1:]} {trend_phrase(shape, labels, fmt)}{f'; steepest step {step}' if step else ''}."
     )
@@ -72,7 +72,7 @@ def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
     return f"moves between {ends} and ends where it started"
 
 
-def _steepest(panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, part: Part, shape: Shape) -> str:
+def steepest_step(panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, part: Part, shape: Shape) -> str:
     """`S1-120 → S1-220`: the largest significant step, if one step covers much of a curve of three or more points."""
     if len(shape.known) < 3 or shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
         return ""

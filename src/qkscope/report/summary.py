@@ -1,0 +1,504 @@
+"""What a study shows in half a minute: one source for the page's first screen, the terminal, and `results.summary()`.
+
+Five questions, each answered in one sentence: which heads encode position, when they learned it, what long-context
+training changed at equal length, whether it matters, and how certain that is. Sentences cover the whole trajectory, and
+nothing is concluded from a change that is not significant (`stats.significance`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from qkscope.lenses.ablation.table import FILE as ABLATION
+from qkscope.lenses.ablation.table import last_measured, shown_edit
+from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import LOW, POSITION_DOMINATED
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
+from qkscope.lenses.rope.split_table import FILE as CAUSES
+from qkscope.lenses.rope.split_table import R_Q
+from qkscope.lenses.rope.steps import causes_of, outcome_of, split_rows
+from qkscope.report.cards import population
+from qkscope.results.entries import Entry
+from qkscope.stats.noise import Change
+from qkscope.stats.series import Trend
+from qkscope.stats.significance import Significance, is_significant
+from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shortened, shown, tokens
+from qkscope.words.trends import steepest_step, trend_phrase
+
+ALREADY = 0.75  # of its largest value at the first checkpoint: heads had formed before the study begins
+MOST_HEADLINE_WORDS = 20
+WIDTH = 100  # columns of the text
+COUNT_NAMED = 6  # models that a sentence names
+
+
+@dataclass(frozen=True)
+class Line:
+    """Means of a measure over the checkpoints, with standard errors over documents."""
+
+    label: str
+    measure: str
+    common: bool  # at the common window
+    means: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A contribution to a change, with its standard error."""
+
+    label: str
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A question, its answer in one or two sentences, a badge, and what its chart draws: lines or bars."""
+
+    question: str
+    text: str
+    badge: str
+    title: str  # of the chart
+    lines: tuple[Line, ...] = ()
+    bars: tuple[Bar, ...] = ()
+    share: bool = False  # whether the lines are shares of heads
+
+
+@dataclass(frozen=True)
+class HeadToInspect:
+    """A head worth opening first, and why."""
+
+    layer: int
+    head: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Headline, findings in the order of the questions, heads to start with, and how certain all of it is."""
+
+    title: str
+    headline: str
+    findings: tuple[Finding, ...]
+    heads: tuple[HeadToInspect, ...]
+    certainty: str
+
+    def __str__(self) -> str:
+        parts = [self.headline, ""]
+        for finding in self.findings:
+            parts += [
+                finding.question,
+                *textwrap.wrap(finding.text, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            ]
+        if self.heads:
+            parts += ["Start with these heads", *(f"  L{h.layer} H{h.head}: {h.reason}" for h in self.heads)]
+        return "\n".join([*parts, "How certain is this?", *textwrap.wrap(self.certainty, WIDTH, initial_indent="  ",
+                                                                      subsequent_indent="  ")])  # fmt: skip
+
+
+def summarize(tables: StudyTables) -> Summary:
+    """The summary of a study."""
+    story = _Story(tables)
+    findings = [story.which(), story.when(), story.long_context(), story.matters()]
+    return Summary(
+        title=tables.own.study.title,
+        headline=story.headline(),
+        findings=tuple(finding for finding in findings if finding is not None),
+        heads=story.heads(),
+        certainty=story.certainty(),
+    )
+
+
+class _Story:
+    """The facts behind the sentences, about the main population: rotary heads where layers differ, else all heads."""
+
+    def __init__(self, tables: StudyTables) -> None:
+        self.tables, self.own, self.common = tables, tables.own, tables.common
+        self.study = tables.own.study
+        self.kind = main_layer_type(tables.own)
+        self.part = part_of(self.kind)
+        self.who = population(tables.own, self.kind)
+        self.names = [name for name in self.own.names if math.isfinite(self.mean(self.own, "r_q", name))]
+        self.start = self.names[0] if self.names else self.own.names[0]
+        self.end = self.names[-1] if self.names else self.own.names[-1]
+
+    # --- facts ----------------------------------------------------------------------------------
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a trajectory to describe."""
+        return self.study.one_run and len(self.names) > 1
+
+    @property
+    def subject(self) -> str:
+        """`Rotary heads`, as the subject of a sentence."""
+        return (
+            "Heads"
+            if self.kind == EVERY_KIND
+            else f"{shortened(self.kind)[:1].upper()}{shortened(self.kind)[1:]} heads"
+        )
+
+    def label(self, name: str) -> str:
+        """A checkpoint's label."""
+        return shortened(self.study.labels[name])
+
+    def mean(self, at: AtWindow, measure: str, name: str) -> float:
+        """The mean over the main population; NaN where it does not exist."""
+        return at.panel.mean(measure, name, self.part) if name in at.names else math.nan
+
+    def change(self, at: AtWindow, measure: str, before: str, after: str) -> Change:
+        """The change of that mean."""
+        return at.panel.change(measure, before, after, self.part)
+
+    @property
+    def pretraining(self) -> list[str]:
+        """The checkpoints before the context length or the RoPE base first changes; all where neither does."""
+        settings = {name: self._setting(name) for name in self.names}
+        kept = itertools.takewhile(lambda name: settings[name] == settings[self.names[0]], self.names)
+        return list(kept)
+
+    def _setting(self, name: str) -> tuple[float, str]:
+        entry = next(each for each in self.study.checkpoints if each.name == name)
+        return self.own.window_of(name), str(entry.record.rope_theta)
+
+    @property
+    def extended(self) -> bool:
+        """Whether the run has checkpoints after its context length or base changed."""
+        return self.is_run and 0 < len(self.pretraining) < len(self.names)
+
+    def at_equal_length(self) -> AtWindow:
+        """The view in which all checkpoints have the same window."""
+        return self.own if self.common is None else self.common
+
+    # --- headline -------------------------------------------------------------------------------
+
+    def headline(self) -> str:
+        """One sentence of at most 20 words."""
+        if not self.names:
+            return "No head has a defined correlation with position."
+        if not self.is_run:
+            return self._headline_apart()
+        first = self._learned()
+        second = self._afterwards() if self.extended else ""
+        text = f"{first}{second}."
+        return text if len(text.split()) <= MOST_HEADLINE_WORDS else f"{first}."
+
+    def _learned(self) -> str:
+        names = self.pretraining if len(self.pretraining) > 1 else self.names
+        shape = self.own.panel.series("r_q", names, self.part)
+        when = "in pretraining" if self.extended else "during training"
+        if shape.trend is Trend.LEVEL:
+            much = "barely encode" if self.mean(self.own, "r_q", names[-1]) < LOW else "encode"
+            return f"{self.subject} {much} position throughout, without a significant change"
+        if shape.trend is Trend.UNDECIDED:
+            return f"Whether {self.subject.lower()} learn position is unknown: standard errors are missing"
+        if shape.trend is Trend.PEAKS and shape.turn is not None:
+            return f"{self.subject} track position most closely at {self.label(names[shape.turn])}, then less"
+        if shape.overall > 0 and shape.points[shape.first] >= ALREADY * max(shape.points):
+            return f"{self.subject} encode position already at {self.label(names[0])} and strengthen it"
+        if shape.overall > 0:
+            return f"{self.subject} learn position {when}"
+        if shape.overall < 0:
+            return f"{self.subject} lose positional information {when}"
+        return f"{self.subject} change how closely they track position, and end where they started"
+
+    def _afterwards(self) -> str:
+        """What the long-context phases did at equal length."""
+        at, before = self.at_equal_length(), self.pretraining[-1]
+        if before not in at.names or self.end not in at.names:
+            return ""
+        change = self.change(at, "r_q", before, self.end)
+        base = self._cause("joint") or self._cause("base")
+        weights = self._cause("joint_weights") or self._cause("weights")
+        if base is not None and weights is not None and base.value < 0 < weights.value:
+            outcome = "recovers only part" if change.direction < 0 else "more than makes up for it"
+            if change.direction == 0:
+                outcome = "recovers it"
+            return f"; the larger RoPE base then weakens it, and training {outcome}"
+        if change.outcome is Significance.UNKNOWN:
+            return ""
+        verb = {1: "strengthens it", -1: "weakens it", 0: "leaves it unchanged"}[change.direction]
+        return f"; long-context training {verb} at equal length"
+
+    def _cause(self, name: str) -> Bar | None:
+        """One cause of the change from the end of pretraining to the last checkpoint; None if not significant."""
+        return next((bar for cause, bar in self._causes() if cause == name and self._is_sure(cause)), None)
+
+    def _headline_apart(self) -> str:
+        """Of one checkpoint its level; of seeds or models whether they differ."""
+        if len(self.names) == 1:
+            mean = self.mean(self.own, "r_q", self.end)
+            how = "closely" if mean > 0.7 else "loosely" if mean > LOW else "barely"
+            return f"{self.subject} of {self.label(self.end)} {how} track position (mean r_q {number(mean)})."
+        low, high = self._extremes("r_q")
+        sure = self.change(self.own, "r_q", low, high).outcome is Significance.CHANGED
+        differ = "differ" if sure else "do not differ significantly"
+        return f"{self.study.noun.capitalize()}s {differ} in how closely {self.subject.lower()} track position."
+
+    def _extremes(self, measure: str) -> tuple[str, str]:
+        means = {name: self.mean(self.own, measure, name) for name in self.names}
+        return min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+
+    # --- which ----------------------------------------------------------------------------------
+
+    def which(self) -> Finding | None:
+        """How many heads are position-dominated, at native and at equal length, and what the other layer types do."""
+        if not self.names:
+            return None
+        if not self.study.one_run and len(self.names) > 1:
+            shares = [f"{self._share(self.own, name)} in {self.label(name)}" for name in self.names[:COUNT_NAMED]]
+            text = f"Position-dominated heads: {', '.join(shares)} (of {self.who})."
+        else:
+            window = self.own.window_of(self.end)
+            length = f" at native length ({tokens(window)})" if math.isfinite(window) else ""
+            share = self._share(self.own, self.end)
+            text = f"At {self.label(self.end)}, {share} of {self.who} are position-dominated{length}"
+            text += f"{self._share_at_equal_length()}.{self._share_peak()}"
+        return Finding(
+            "Which heads encode position?", f"{text}{self._others()}", "position-dominated heads",
+            f"Share of {self.who} that are position-dominated", self._lines(POSITION_DOMINATED, "position-dominated"),
+            share=True,
+        )  # fmt: skip
+
+    def _share(self, at: AtWindow, name: str) -> str:
+        mean, error = self.mean(at, POSITION_DOMINATED, name), at.panel.error(POSITION_DOMINATED, name, self.part)
+        return share_plus_minus(mean, error)
+
+    def _share_at_equal_length(self) -> str:
+        if self.common is None or self.end not in self.common.names:
+            return ""
+        if self.common.window_of(self.end) == self.own.window_of(self.end):
+            return ""
+        return f", {self._share(self.common, self.end)} over the first {tokens(self.common.window_of(self.end))}"
+
+    def _share_peak(self) -> str:
+        shape = self.own.panel.series(POSITION_DOMINATED, self.names, self.part) if self.is_run else None
+        if shape is None or shape.turn is None:
+            return ""
+        verb = "peaks at" if shape.trend is Trend.PEAKS else "dips to"
+        return f" The share {verb} {percent(shape.points[shape.turn])} ({self.label(self.names[shape.turn])})."
+
+    def _others(self) -> str:
+        """The layer types that the main population leaves out, at the last checkpoint."""
+        said = []
+        for kind in self.own.layer_types:
+            if kind in (self.kind, EVERY_KIND) or not self.study.one_run:
+                continue
+            mean = self.own.panel.mean("r_q", self.end, part_of(kind))
+            if math.isfinite(mean):
+                error = self.own.panel.error("r_q", self.end, part_of(kind))
+                said.append(f" {population(self.own, kind)} have r_q {plus_minus(mean, error)}.")
+        return "".join(said)
+
+    # --- when -----------------------------------------------------------------------------------
+
+    def when(self) -> Finding | None:
+        """The trajectory of mean r_q and r_k at native length, or the range over seeds and models."""
+        if not self.names:
+            return None
+        if not self.is_run:
+            return self._levels()
+        sentences = [self._course(measure, self.pretraining) for measure in ("r_q", "r_k")]
+        question = "When did they learn it?"
+        return Finding(
+            question, " ".join(sentences), "native context length",
+            f"Mean r_q and r_k of {self.who}", (*self._lines("r_q", "r_q"), *self._lines("r_k", "r_k")),
+        )  # fmt: skip
+
+    def _course(self, measure: str, names: Sequence[str]) -> str:
+        names = names if len(names) > 1 else self.names
+        shape = self.own.panel.series(measure, names, self.part)
+        labels = [self.label(name) for name in names]
+        step = steepest_step(self.own.panel, [self._entry(name) for name in names], measure, self.part, shape)
+        where = " in pretraining" if self.extended and len(self.pretraining) > 1 else ""
+        text = f"Mean {measure} of {self.who}{where} {trend_phrase(shape, labels, number)}"
+        return f"{text}{f'; steepest step {step}' if step else ''}."
+
+    def _entry(self, name: str) -> Entry:
+        return next(each for each in self.study.checkpoints if each.name == name)
+
+    def _levels(self) -> Finding:
+        """Without a trajectory: what each seed, model, or the only checkpoint has."""
+        pairs = []
+        for name in self.names[:COUNT_NAMED]:
+            values = [
+                plus_minus(self.mean(self.own, m, name), self.own.panel.error(m, name, self.part))
+                for m in ("r_q", "r_k")
+            ]
+            pairs.append(f"{self.label(name)}: r_q {values[0]}, r_k {values[1]}")
+        return Finding(
+            "How closely do queries and keys track position?", f"Means over {self.who}. {'; '.join(pairs)}.",
+            "native context length", f"Mean r_q and r_k of {self.who}",
+            (*self._lines("r_q", "r_q"), *self._lines("r_k", "r_k")),
+        )  # fmt: skip
+
+    # --- long context ---------------------------------------------------------------------------
+
+    def long_context(self) -> Finding | None:
+        """What changed at equal length after pretraining, and by which cause; None where nothing was extended."""
+        if not self.extended:
+            return None
+        at, before = self.at_equal_length(), self.pretraining[-1]
+        if before not in at.names or self.end not in at.names:
+            return None
+        change = self.change(at, "r_q", before, self.end)
+        window = tokens(at.window_of(self.end))
+        start, stop = shown(number, change.before, change.after)
+        ends = f"{start} ({self.label(before)}) to {stop} ({self.label(self.end)})"
+        verb = {1: "rises from", -1: "falls from", 0: "does not change significantly:"}[change.direction]
+        if change.outcome is Significance.UNKNOWN:
+            verb = "has no known standard error:"
+        bars = tuple(bar for _, bar in self._causes())
+        causes = ", ".join(f"{bar.label} {plus_minus(bar.value, bar.error, signed=True)}" for bar in bars)
+        text = f"Over the same {window}, mean r_q of {self.who} {verb} {ends}."
+        return Finding(
+            "What did long-context training change?", f"{text}{f' By cause: {causes}.' if causes else ''}",
+            "equal context length",
+            f"Contributions to the change of mean r_q, {self.label(before)} → {self.label(self.end)}",
+            () if bars else self._lines("r_q", "r_q"), bars,
+        )  # fmt: skip
+
+    def _causes(self) -> list[tuple[str, Bar]]:
+        """The causes of the change from the end of pretraining to the end, by column of the attribution."""
+        row = self._attribution()
+        if row is None:
+            return []
+        return [
+            (name, Bar(words, float(row[name]), float(row[error_name(name)]))) for name, words in causes_of(row).items()
+        ]
+
+    def _is_sure(self, cause: str) -> bool:
+        row = self._attribution()
+        return row is not None and outcome_of(row, cause) is Significance.CHANGED
+
+    def _attribution(self) -> pd.Series | None:
+        """The attribution's row of that change at equal length; None where there is none."""
+        at = self.at_equal_length()
+        if CAUSES not in at.head_tables or not self.extended:
+            return None
+        rows = split_rows(at)
+        pairs = (rows["from_model"] == self.pretraining[-1]) & (rows["quantity"] == R_Q)
+        for end in (self.end, self.names[len(self.pretraining)]):
+            here = rows[pairs & (rows["to_model"] == end)]
+            if len(here):
+                return here.iloc[0]
+        return None
+
+    # --- matters --------------------------------------------------------------------------------
+
+    def matters(self) -> Finding | None:
+        """What the model loses without positional scores of single heads; None without an ablation."""
+        if ABLATION not in self.own.head_tables:
+            return None
+        edit, model = shown_edit(self.own), last_measured(self.own)
+        heads = self.own.of_entry(model, ABLATION)
+        loss, error = heads[f"loss_{edit}"].to_numpy(float), heads[f"loss_{edit}_se"].to_numpy(float)
+        known = np.isfinite(loss)
+        if not known.any():
+            return None
+        costly = (is_significant(loss, error, self.own.freedom(model)) == 1) & (loss > 0)
+        most = f", at most {plus_minus(float(loss[costly].max()), math.nan)} nats per token" if costly.any() else ""
+        text = (
+            f"At {self.label(model)}, removing one head's average distance preference raises the loss significantly "
+            f"for {int(costly.sum())} of {int(known.sum())} heads{most}."
+        )
+        bars = tuple(
+            Bar(f"L{heads['layer'].iloc[i]} H{heads['head'].iloc[i]}", float(loss[i]), float(error[i]))
+            for i in np.argsort(-np.where(known, loss, -np.inf))[:5]
+        )
+        return Finding("Does it matter?", text, "ablation", "Loss increase of the five costliest heads", (), bars)
+
+    # --- heads ----------------------------------------------------------------------------------
+
+    def heads(self) -> tuple[HeadToInspect, ...]:
+        """The strongest head, the one that long-context training (or training) changed most, and the costliest one."""
+        if not self.names or (not self.study.one_run and len(self.names) > 1):
+            return ()
+        picked: list[HeadToInspect] = []
+        last = self.own.of_entry(self.end).dropna(subset=["r_q", "r_k"])
+        if len(last):
+            strength = np.minimum(last["r_q"].abs(), last["r_k"].abs())
+            best = last.loc[strength.idxmax()]
+            reason = f"strongest at {self.label(self.end)}: r_q {number(best['r_q'])}, r_k {number(best['r_k'])}"
+            picked.append(HeadToInspect(int(best["layer"]), int(best["head"]), reason))
+        for find in (self._most_changed, self._costliest):
+            head = find()
+            if head is not None and (head.layer, head.head) not in {(h.layer, h.head) for h in picked}:
+                picked.append(head)
+        return tuple(picked)
+
+    def _most_changed(self) -> HeadToInspect | None:
+        at, before = self.at_equal_length(), self.pretraining[-1] if self.extended else self.start
+        if not self.is_run or before not in at.names or self.end not in at.names or before == self.end:
+            return None
+        one, two = (at.of_entry(name).set_index(["layer", "head"])["r_q"] for name in (before, self.end))
+        difference = (two - one).dropna()
+        if difference.empty:
+            return None
+        layer, head = difference.abs().idxmax()
+        start, stop = shown(number, float(one[layer, head]), float(two[layer, head]))
+        length = " at equal length" if self.common is not None else ""
+        return HeadToInspect(
+            int(layer), int(head),
+            f"changed most{length}: r_q {start} → {stop} ({self.label(before)} → {self.label(self.end)})",
+        )  # fmt: skip
+
+    def _costliest(self) -> HeadToInspect | None:
+        if ABLATION not in self.own.head_tables:
+            return None
+        edit, model = shown_edit(self.own), last_measured(self.own)
+        heads = self.own.of_entry(model, ABLATION).dropna(subset=[f"loss_{edit}"])
+        if heads.empty:
+            return None
+        worst = heads.loc[heads[f"loss_{edit}"].idxmax()]
+        size = plus_minus(float(worst[f"loss_{edit}"]), float(worst[f"loss_{edit}_se"]), signed=True)
+        return HeadToInspect(int(worst["layer"]), int(worst["head"]), f"costliest to edit: {size} nats per token")
+
+    # --- certainty ------------------------------------------------------------------------------
+
+    def certainty(self) -> str:
+        """Documents, what standard errors cover, and what could not be decided."""
+        documents = [c.record.documents for c in self.study.checkpoints if c.record.documents is not None]
+        read = f"{min(documents):,} documents" if documents else "An unrecorded number of documents"
+        parts = [f"{read} per {self.study.noun}."]
+        if math.isfinite(self.own.panel.error("r_q", self.end, self.part)):
+            parts.append(
+                "± is one standard error over documents; significant means p < 0.05 (Student's t over groups)."
+            )
+        else:
+            parts.append("Standard errors over documents are unknown, so no change is called significant by them.")
+        missing = [self.label(name) for name in self.own.names if name not in self.names]
+        if missing:
+            parts.append(f"No values at {', '.join(missing)}.")
+        if self.is_run and self.common is None and self.extended:
+            parts.append("There is no common window, so changes of context length are not separated from training.")
+        return " ".join(parts)
+
+    def _lines(self, measure: str, label: str) -> tuple[Line, ...]:
+        lines = []
+        for at in self.tables.choices():
+            means = tuple(self.mean(at, measure, name) for name in self.own.names)
+            errors = tuple(
+                at.panel.error(measure, name, self.part) if name in at.names else math.nan for name in self.own.names
+            )
+            lines.append(Line(label, measure, at.common, means, errors))
+        return tuple(lines)
+
+
+def main_layer_type(at: AtWindow) -> str:
+    """The layer type that sentences are about: rotary where layers differ and one type rotates, else all heads."""
+    rotary = [kind for kind in at.layer_types if kind.startswith("rotary")]
+    everywhere = [kind for kind in rotary if all((at.of_entry(name)["layer_kind"] == kind).any() for name in at.names)]
+    return everywhere[0] if len(at.layer_types) > 1 and len(everywhere) == 1 else EVERY_KIND
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
