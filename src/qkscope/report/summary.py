@@ -349,22 +349,30 @@ class _Story:
         at, before = self.at_equal_length(), self.pretraining[-1]
         if before not in at.names or self.end not in at.names:
             return None
-        change = self.change(at, "r_q", before, self.end)
-        window = tokens(at.window_of(self.end))
-        start, stop = shown(number, change.before, change.after)
-        ends = f"{start} ({self.label(before)}) to {stop} ({self.label(self.end)})"
-        verb = {1: "rises from", -1: "falls from", 0: "does not change significantly:"}[change.direction]
-        if change.outcome is Significance.UNKNOWN:
-            verb = "has no known standard error:"
+        row = self._attribution()
+        until = self.end if row is None else str(row["to_model"])
+        sentences = [f"Over the same {tokens(at.window_of(until))}, {self._step(at, before, until)}."]
+        if until != self.end:
+            later = self.mean(at, "r_q", self.end)
+            sentences[0] = f"{sentences[0][:-1]}, and is {number(later)} at {self.label(self.end)}."
         bars = tuple(bar for _, bar in self._causes())
-        causes = ", ".join(f"{bar.label} {plus_minus(bar.value, bar.error, signed=True)}" for bar in bars)
-        text = f"Over the same {window}, mean r_q of {self.who} {verb} {ends}."
+        if bars:
+            causes = ", ".join(f"{bar.label} {plus_minus(bar.value, bar.error, signed=True)}" for bar in bars)
+            step = f" of the step to {self.label(until)}" if until != self.end else ""
+            sentences.append(f"Causes{step}: {causes}.")
         return Finding(
-            "What did long-context training change?", f"{text}{f' By cause: {causes}.' if causes else ''}",
-            "equal context length",
-            f"Contributions to the change of mean r_q, {self.label(before)} → {self.label(self.end)}",
+            "What did long-context training change?", " ".join(sentences), "equal context length",
+            f"Contributions to the change of mean r_q, {self.label(before)} → {self.label(until)}",
             () if bars else self._lines("r_q", "r_q"), bars,
         )  # fmt: skip
+
+    def _step(self, at: AtWindow, before: str, after: str) -> str:
+        """`mean r_q of 48 rotary heads falls from 0.59 (A) to 0.51 (B)`."""
+        change = self.change(at, "r_q", before, after)
+        start, stop = shown(number, change.before, change.after)
+        verb = {1: "rises from", -1: "falls from", 0: "does not change significantly:"}[change.direction]
+        verb = "has no known standard error:" if change.outcome is Significance.UNKNOWN else verb
+        return f"mean r_q of {self.who} {verb} {start} ({self.label(before)}) to {stop} ({self.label(after)})"
 
     def _causes(self) -> list[tuple[str, Bar]]:
         """The causes of the change from the end of pretraining to the end, by column of the attribution."""

@@ -78,6 +78,7 @@ class Part:
 
 
 EVERY_HEAD = Part()
+NO_HEADS = slice(0, 0)
 MOST_KEPT = 4096  # heads of a part of a checkpoint, which are a few hundred bytes each
 _PLACES = ("layer", "head", "kv_head", "depth", "layer_kind", "dominated")
 
@@ -191,7 +192,7 @@ class HeadPanel:
 
     def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
         """The quantity of each head of a checkpoint, by layer and head."""
-        values = _floats(self._columns[quantity], self._rows[model])
+        values = _floats(self._columns[quantity], self._rows.get(model, NO_HEADS))
         return values if part is EVERY_HEAD else np.asarray(values[self._inside(model, part)])
 
     def _inside(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
@@ -216,7 +217,7 @@ class HeadPanel:
 
     def _place(self, model: str, name: str) -> npt.NDArray[Any]:
         """Layer, head, depth or kind of each head of a checkpoint."""
-        return np.asarray(self._places[name][self._rows[model]])
+        return np.asarray(self._places[name][self._rows.get(model, NO_HEADS)])
 
     def _are_the_same(self, before: str, after: str) -> bool:
         """Whether two checkpoints have the same heads."""
