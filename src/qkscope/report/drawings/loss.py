@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.draw.curves import error_keys
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
-from qkscope.lenses.ablation.table import EDITS, last_measured, shown_edit
+from qkscope.lenses.ablation.table import last_measured, shown_edit
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.head_rows import heads_at
 from qkscope.lenses.kind_marks import KindMark, kind_marks
@@ -34,12 +34,12 @@ def draw_loss(tables: StudyTables) -> Figure:
     ranks = at.table(NAME)
     row = ranks[(ranks["model"] == model) & (ranks["edit"] == edit) & (ranks["strength"] == AGAINST)]
     if len(row):
-        axes.set_title(f"rank correlation {rank_correlation(row.iloc[0])}", fontsize=8, loc="right", color=style.GREY)
+        note = f"rank correlation {rank_correlation(row.iloc[0])}"
+        axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8, gid="note")
     axes.set_xlabel(STRENGTHS[AGAINST])
     axes.set_ylabel("loss increase (nats per token)")
-    axes.set_title(f"edit: without {EDITS[edit]}", fontsize=8, loc="left", color=style.GREY)
     known = bool(heads[f"loss_{edit}_se"].notna().any())
-    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *error_keys(known)], 4)
+    axes.legend(handles=[*axes.get_legend_handles_labels()[0], *error_keys(known)], loc="center left", fontsize=7.5)
     return style.finish(figure)
 
 
