@@ -24,7 +24,7 @@ ESTIMATOR = (
     "Estimator",
     "closed form from the means and covariances of position buckets; keys are taken to be normal and independent of "
     "each other, queries normal. The query's own bucket is left out, and position 0 counts as the single key that it "
-    "is. How far that is from counting on real models, docs/lenses/plasticity.md says; errors do not contain it.",
+    "is. Errors do not contain how far that is from counting on real models (qkscope docs lenses/plasticity).",
 )
 LISTED = 4  # entries that a sentence names
 
