@@ -24,7 +24,8 @@ from qkscope.lenses.score.table import TABLE as SCORE
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.stats.jackknife import ERRORS, jackknife_error
+from qkscope.stats.jackknife import jackknife_error
+from qkscope.stats.significance import is_significant
 
 DOCUMENTS, CONTEXT, BUCKETS, GROUPS = 24, 1024, 16, 8
 SHARED = ", buckets as in the whole"  # what ratios would be if buckets differed in covariance as in the whole
@@ -150,7 +151,8 @@ def ratios(
             columns.update({f"{name}{SHARED}": ratio for name, ratio in zip(names, shared, strict=True)})
         if table is OWN:
             gap = sums.principal.gap[:, 0]
-            unstable, flagged = (gap <= ERRORS * each[names.index("gap")] for each in (exact, tool))
+            errors = (each[names.index("gap")] for each in (exact, tool))
+            unstable, flagged = (is_significant(gap, error, GROUPS - 1) == 0 for error in errors)
     return Ratios(columns, unstable, flagged)
 
 

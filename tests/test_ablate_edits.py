@@ -93,6 +93,14 @@ def test_skipping_layers_before_the_edit_changes_nothing(model, ablation, sums, 
     hook.remove()
 
 
+def test_a_kernel_that_is_given_no_scale_uses_the_default_of_torch():
+    q, k, v = torch.randn(3, 1, 2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    call = KernelCall.of(torch.nn.Module(), (q, k, v, None), {})
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    for head in range(2):
+        torch.testing.assert_close(call.attend(head, HeadEdit()), expected[:, head])
+
+
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_silent_head_is_a_model_without_its_columns_of_the_output_projection(model, ablation, sums, layer):
     without = copy.deepcopy(model)

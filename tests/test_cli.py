@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear message, no traceback, nothing lost."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import pytest
 
 from families import tiny
 from qkscope.cli.arguments import GROUPS, build_parser
-from qkscope.cli.main import main
+from qkscope.cli.main import OF_RESULTS, main
 from warm import run_warm
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 def test_help_teaches(capsys):
@@ -243,17 +247,34 @@ def told_of(capsys, *arguments):
     return capsys.readouterr().err
 
 
-def test_a_study_file_in_the_place_of_results_and_the_other_way_round(world, tmp_path, monkeypatch, capsys):
-    study = world()
+def test_every_command_names_the_results_folder_where_a_study_file_is_given_instead(world, tmp_path, capsys):
+    study, reading = world(), []
+    commands = next(action for action in build_parser()._actions if action.dest == "==SUPPRESS==" and action.choices)
+    for name, parser in commands.choices.items():
+        for action in parser._actions:
+            places = [str(study) if other is action else "x" for other in parser._actions if not other.option_strings]
+            options = [
+                word for other in parser._actions if other.required and other.option_strings
+                for word in (other.option_strings[-1], str(study) if other is action else (other.choices or "x")[0])
+            ]  # fmt: skip
+            if action.dest in OF_RESULTS:
+                reading.append((name, action.dest))
+                told = told_of(capsys, name, *places, *options)
+                assert f"{study} is a study file, not a results folder; its results are in results/world/" in told
+    assert {name for name, _ in reading} == {
+        "analyze", "among", "collage", "compare", "export", "join", "log", "predict", "push", "report", "status"
+    }  # fmt: skip
+    assert ("compare", "reference") in reading
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "ablate"])
+def test_a_results_folder_in_the_place_of_a_study_file(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
-    assert "is a study file, not a results folder; its results are in results/world/" in told_of(
-        capsys, "report", study
-    )
     (tmp_path / "out").mkdir()
-    assert "out: is a folder; give a study file (YAML)" in told_of(capsys, "run", "out")
+    if command != "inspect":  # which takes models, too
+        assert "out: is a folder; give a study file (YAML)" in told_of(capsys, command, "out")
     (tmp_path / "out/study.yaml").write_text("study: world")
-    told = told_of(capsys, "run", "out")
-    assert "out: is a folder; give its study file: out/study.yaml --out out" in told
+    assert "out: is a folder; give its study file: out/study.yaml --out out" in told_of(capsys, command, "out")
 
 
 def test_a_key_that_should_be_a_mapping_is_explained_in_words_of_yaml(world, tmp_path, capsys):
@@ -284,6 +305,21 @@ def test_pages_of_the_documentation_are_listed_and_printed(capsys):
     assert main(["docs", "study-files"]) == 0
     assert capsys.readouterr().out.startswith("# Study files\n")
     assert "did you mean 'study-files'?" in told_of(capsys, "docs", "study-file")
+
+
+def test_messages_name_pages_of_the_documentation_by_the_command_that_prints_them():
+    """An installed package has no docs/ folder that a path could lead to."""
+    named = set()
+    for path in sorted((ROOT / "src/qkscope").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        for text in texts - docstrings:
+            assert not re.search(r"docs/[a-z]", text), f"{path}: {text}"
+            named |= set(re.findall(r"qkscope docs ([a-z/-]+)", text))
+    assert {"study-files", "training", "results"} <= named
+    for page in named:
+        assert (ROOT / f"docs/{page}.md").is_file()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import qkscope
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
@@ -71,7 +72,11 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
         "keep covariances constant",
     ]
     assert kept(out) == before
+    predicted = qkscope.predict(out, window=512)  # from the first 128 tokens, and beside what was measured there
     fresh = run_study(study(context=128), tmp_path / "fresh")
+    again = qkscope.predict(fresh, window=512)
+    pd.testing.assert_frame_equal(predicted[["r_q", "r_k", "category"]], again[["r_q", "r_k", "category"]])
+    assert predicted["r_q"].notna().all()
     for file in ("qk.csv", "qk_common.csv"):
         used, made = pd.read_csv(out / file), pd.read_csv(fresh / file)
         assert set(used["window"]) == {128}

@@ -121,6 +121,13 @@ def test_the_command_writes_heads_and_kernels_and_prints_means(folder, tmp_path,
         assert row.kernel_scaled == pytest.approx(0.5 * row.kernel)
 
 
+def test_a_place_that_cannot_be_written_is_one_message(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, told = run(capsys, folder, "--window", 100, "--out", tmp_path / "file")
+    assert code == 1
+    assert "file/prediction.csv: cannot be written" in told
+
+
 def test_every_checkpoint_and_the_rotation_of_another(folder, tmp_path, capsys):
     _, out, _ = run(capsys, folder, "--rotation-of", "long", "--out", tmp_path)
     rows = pd.read_csv(tmp_path / "prediction.csv")

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
-from qkscope.results.folder import CARD, FIGURE_PNG, figures_folder, moments_folder, tables_folder
+from qkscope.results.folder import (
+    CARD,
+    FIGURE_PNG,
+    STUDY_YAML,
+    figures_folder,
+    moments_folder,
+    tables_folder,
+)
 from qkscope.text import counted
 
 if TYPE_CHECKING:
@@ -155,7 +162,6 @@ def report(options: argparse.Namespace) -> int:
     if options.no_page and options.serve is not None:
         raise InputError("--serve shows the page, and --no-page leaves it out: drop one of them")
     folder, out = Path(options.results), Path(options.out) if options.out else None
-    refuse_study_file(folder)
     draw_report(folder, figures=not options.no_figures, page=not options.no_page, out=out, verbose=options.verbose)
     if options.serve is not None:
         from qkscope.cli.serve import serve
@@ -173,16 +179,6 @@ def compare(options: argparse.Namespace) -> int:
     print("\n".join(comparison.lines))
     print(f"comparison: {comparison.folder}/")
     return 0 if comparison.reproduced else 1
-
-
-def refuse_study_file(path: Path) -> None:
-    """Name the results folder where a study file was given instead of it."""
-    from qkscope.run.execute import results_folder
-    from qkscope.study.load import load_study
-
-    if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
-        folder = results_folder(load_study(path), None)
-        raise InputError(f"{path} is a study file, not a results folder; its results are in {folder}/ once it has run")
 
 
 def draw_report(
@@ -239,7 +235,8 @@ def inspect(options: argparse.Namespace) -> int:
 
     quiet_libraries()
     trusted = options.trust_remote_code
-    if options.target.lower().endswith((".yaml", ".yml")):
+    is_results = Path(options.target, STUDY_YAML).is_file()  # load_study names the study file to give
+    if options.target.lower().endswith((".yaml", ".yml")) or is_results:
         with progress() as events:
             file = load_study(options.target)
             folder = results_folder(file, options.out)

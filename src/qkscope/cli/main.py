@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from qkscope.cli.arguments import build_parser
 from qkscope.cli.visible import visible
-from qkscope.errors import QkscopeError, QkscopeWarning
+from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.run.stopping import terminable
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
+OF_RESULTS = ("results", "inputs", "measures", "reference")  # arguments that name results, never a study file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.showwarning = _show_warning
     try:
         with terminable():
+            refuse_study_files(options)
             return int(options.command(options) or 0)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
@@ -39,6 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = _explain(error)
         print(f"qkscope: {visible(message)}", file=sys.stderr)
         return code
+
+
+def refuse_study_files(options: Namespace) -> None:
+    """Name the results folder where a study file was given instead of it."""
+    for name in OF_RESULTS:
+        given = getattr(options, name, None) or ()
+        for path in map(Path, [given] if isinstance(given, str) else given):
+            if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
+                from qkscope.run.execute import results_folder
+                from qkscope.study.load import load_study
+
+                folder = results_folder(load_study(path), None)
+                raise InputError(
+                    f"{path} is a study file, not a results folder; its results are in {folder}/ once it has run"
+                )
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

@@ -70,7 +70,6 @@ def predict(options: argparse.Namespace) -> int:
     question = Question(options.window, bases_of(options.rope_theta), options.rotation_of)
     answers = answer(folder, options.checkpoint, question, options.skip_positions)
     out = Path(options.out) if options.out else folder
-    out.mkdir(parents=True, exist_ok=True)
     heads, kernels = results_file(out, PREDICTION_CSV), results_file(out, PREDICTION_KERNEL_CSV)
     write_csv(head_rows(answers), heads)
     write_csv(kernel_rows(answers), kernels)

@@ -100,7 +100,7 @@ def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
     stems = [PurePath(file).stem for file in at.files_by_head]
     raise InputError(
         f"--measure {name}: these results have no such column of heads; the tables are qk, {', '.join(stems)}, and "
-        "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
+        "`qkscope docs results` lists their columns (`qkscope analyze` writes tables that are missing)"
     )
 
 

@@ -47,7 +47,7 @@ def require_documents(documents: NDArray[np.int64], first: KindMoments) -> None:
 def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:
     """Refuse sums before rotation that do not fit `tokens` (heads, buckets, groups); ValueError says why."""
     n = unrotated.n
-    _refuse_unless((n >= 0) & (n == np.floor(n)) & (n <= tokens.max(axis=0)), "counts before rotation do not fit")
+    _refuse_unless((n >= 0) & (n == np.floor(n)) & (n <= tokens.max(axis=0)), "counts before rotation")
     whole = unrotated.whole()
     finite = np.isfinite(whole.xx).all(axis=-1) & np.isfinite(whole.x).all(axis=-1)  # float32 may have overflowed
     root = _roots(whole.xx[finite], whole.width, "squares before rotation")

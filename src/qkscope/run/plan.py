@@ -256,7 +256,7 @@ def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
         notes.append(
             f"checkpoint {uncertain.checkpoint.name!r}: {counted(uncertain.uncertain, 'document')} had to be cut where "
             "the tokens before the cut may depend on the text behind it, so their ids may differ from those of the "
-            "whole text (docs/study-files.md, Long texts)"
+            "whole text (`qkscope docs study-files`, Long texts)"
         )
     return notes
 

@@ -51,7 +51,7 @@ def propose_study(target: str, home: Path, *, documents: str | None = None, revi
 def _head(proposal: Proposal, documents: str | None) -> list[str]:
     lines = [
         f"# Proposed by `qkscope init` from what is there: {proposal.about}.",
-        "# `qkscope inspect` checks it and says what a run takes; all keys: docs/study-files.md.",
+        "# `qkscope inspect` checks it and says what a run takes; all keys: `qkscope docs study-files`.",
         f"study: {safe_name(proposal.title)}",
         f"title: {json.dumps(proposal.title, ensure_ascii=False)}",
     ]

@@ -121,5 +121,5 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
                 return inner
         raise InputError(
             f"{type(pl_module).__name__} holds no transformers model; its attention can be measured with a hook: see "
-            "docs/training.md"
+            "`qkscope docs training`"
         )

@@ -83,18 +83,26 @@ def _answer(name: str, files: Mapping[str, RestFile], question: Question, result
         rotation = with_base(file, question.bases, where)
     elif question.rotation_of is not None:
         rotation = with_rotation_of(files[question.rotation_of], question.rotation_of, where)
-    predicted = extrapolate(file, name=name, window=question.window, rotation=rotation, skip=skip)
-    own = extrapolate(file, name=name, window=None, rotation=None, skip=skip)
+    context = _context(results, name, file)
+    predicted = extrapolate(file, name=name, window=question.window, rotation=rotation, skip=skip, context=context)
+    own = extrapolate(file, name=name, window=None, rotation=None, skip=skip, context=context)
     return Answer(
         name,
-        file.layout.context,
+        context,
         one_base(file),
-        _measured(results, name, file.layout.context),
-        _beside_measured(predicted.heads, _measured_heads(results, name, file.layout.context)),
+        _measured(results, name, context),
+        _beside_measured(predicted.heads, _measured_heads(results, name, context)),
         own,
         predicted,
         _trained(name, files, predicted, results),
     )
+
+
+def _context(results: Results | None, name: str, file: RestFile) -> int:
+    """A checkpoint's own context; a study may use the first positions of longer sums."""
+    entries = [] if results is None else results.study.checkpoints
+    context = next((entry.context for entry in entries if entry.name == name), None)
+    return context if context in file.layout.edges else file.layout.context
 
 
 def one_base(file: RestFile) -> float | None:
@@ -141,7 +149,7 @@ def _trained(
     bases = set(predicted.heads["base"].dropna())
     for other, file in files.items():
         base = one_base(file)
-        if other != name and file.layout.context == window and base is not None and bases == {base}:
+        if other != name and _context(results, other, file) == window and base is not None and bases == {base}:
             measured = _measured(results, other, window)
             if measured:
                 return other, measured

@@ -101,16 +101,22 @@ def with_rotation_of(file: RestFile, name: str, where: str) -> Turned:
     return turned
 
 
-def extrapolate(file: RestFile, *, name: str, window: int | None, rotation: Turned | None, skip: int) -> Extrapolated:
-    """Every head of a checkpoint over a window (its own context by default) with other rotations (its own)."""
+def extrapolate(
+    file: RestFile, *, name: str, window: int | None, rotation: Turned | None, skip: int, context: int | None = None
+) -> Extrapolated:
+    """Every head of a checkpoint over a window (its own context by default) with other rotations (its own).
+
+    `context` is the checkpoint's own, if it is shorter than what was captured.
+    """
     if window is not None and not 2 <= window - skip <= LONGEST:
         raise InputError(f"a window of {window} tokens: 2 to {LONGEST:,} tokens can be predicted")
-    stop, groups = window or file.layout.context, _groups(file)
+    own, groups = context or file.layout.context, _groups(file)
+    stop = window or own
     last = CheckpointRecord.read(file.provenance).n_layers or max(file.layers) + 1
 
     def of_layer(layer: int) -> _LayerFound:
         facts = file.layers[layer]
-        at = entry_layer(file, layer, range(facts.q_heads), file.layout.context, skip, groups)
+        at = entry_layer(file, layer, range(facts.q_heads), own, skip, groups)
         turned = facts.rotation if rotation is None else rotation(facts)
         return _LayerFound.of(facts, at, turned, stop, skip)
 
