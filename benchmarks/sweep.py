@@ -39,7 +39,7 @@ from pathlib import Path
 from qkscope.report.write import write_report
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.events import Events
-from qkscope.tables import makers
+from qkscope.tables import workers
 from qkscope.tables.from_moments import analyze_folder
 from qkscope.tables.parts import TablePart
 
@@ -59,7 +59,7 @@ def status(key):
 
 folder, what = sys.argv[1:]
 if what == "joined":
-    makers.make_part, makers._processes = written_before, lambda sizes: 1
+    workers.make_part, workers._worker_count = written_before, lambda sizes: 1
 begun = time.perf_counter()
 if what in ("tables", "joined"):
     analyze_folder(Path(folder), Events(), "analyze")
@@ -73,7 +73,7 @@ print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), status("V
 )
 
 
-STARTED = "from qkscope.tables import makers"
+STARTED = "from qkscope.tables import workers"
 
 
 def sweep(quick: bool) -> Found:

@@ -25,8 +25,8 @@ from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 from qkscope.stats.jackknife import FEWEST_GROUPS
-from qkscope.tables.makers import WORTH_SEVERAL
 from qkscope.tables.parts import DETAIL_DIGITS
+from qkscope.tables.workers import MIN_BYTES_PER_WORKER
 
 if TYPE_CHECKING:
     from qkscope.cost.work import CheckpointWork
@@ -157,4 +157,4 @@ def _random_moments(sample: _Sample) -> Moments:
 def processes(works: Sequence[CheckpointWork], share: float, cores: int) -> int:
     """How many processes make this share of the tables: as many as have something to do."""
     size = share * sum(work.sizes.file for work in works)
-    return max(1, min(cores, ceil(share * len(works)), int(size // WORTH_SEVERAL)))
+    return max(1, min(cores, ceil(share * len(works)), int(size // MIN_BYTES_PER_WORKER)))

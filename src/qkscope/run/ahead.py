@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 
 from qkscope.capture.source import ModelSource
-from qkscope.tables.memory import free_memory
+from qkscope.processes import free_memory
 
 SPARE = 2**30  # bytes of memory that stay free
 

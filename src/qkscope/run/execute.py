@@ -44,7 +44,7 @@ from qkscope.run.shards import (
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
-from qkscope.tables.makers import AnalysisSettings, TableParts
+from qkscope.tables.workers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
 
 
