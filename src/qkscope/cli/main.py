@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from qkscope.cli.arguments import build_parser
-from qkscope.cli.visible import visible
 from qkscope.errors import QkscopeError, QkscopeWarning
 from qkscope.run.stopping import terminable
+from qkscope.text import visible
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
 

@@ -12,7 +12,8 @@ from qkscope.ablate.choice import Unit, head_name
 from qkscope.ablate.work import AblationSettings, CheckpointAblation, spread_documents
 from qkscope.cost.cluster import Cluster
 from qkscope.cost.work import attended_pairs
-from qkscope.run.plan import CheckpointPlan, Plan
+from qkscope.run.checkpoint_plan import CheckpointPlan
+from qkscope.run.plan import Plan
 
 
 @dataclass(frozen=True)

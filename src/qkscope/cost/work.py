@@ -18,7 +18,7 @@ from qkscope.moments.sizes import FLOAT32, FLOAT64, Sizes, predict_sizes, worksp
 
 if TYPE_CHECKING:
     from qkscope.capture.blueprint import Blueprint
-    from qkscope.run.plan import CheckpointPlan
+    from qkscope.run.checkpoint_plan import CheckpointPlan
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

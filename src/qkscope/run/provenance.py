@@ -13,7 +13,7 @@ from qkscope.capture.probe import ProbedModel
 from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.plan import CheckpointPlan
+from qkscope.run.checkpoint_plan import CheckpointPlan
 
 LISTED = 100  # duplicates that are listed: [document, the one with the same tokens]
 

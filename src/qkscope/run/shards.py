@@ -14,8 +14,8 @@ from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import holding
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.finished import judge_moments, read_judgement, stale_shard
-from qkscope.run.plan import CheckpointPlan, Shard
 
 
 @contextmanager
