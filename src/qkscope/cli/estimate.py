@@ -98,7 +98,7 @@ def cost_rows(found: Estimate) -> list[tuple[str, str]]:
             f"{scaled(disk.weights)}B)",
         ),
         ("network", f"{scaled(found.downloaded)}B of downloads, {scaled(found.saved)}B to and from the results folder"),
-        ("wall time", f"at least {duration(found.wall)}, if shards divide evenly over the workers"),
+        ("wall time", f"at least {duration(found.wall)}"),
     ]
 
 

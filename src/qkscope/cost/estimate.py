@@ -7,7 +7,7 @@ a cluster's rates, as if work divided evenly over its devices, so they are lower
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from heapq import nlargest
 from math import ceil
@@ -54,9 +54,7 @@ class Cluster:
     """
 
     devices: int = _option(8, "total number of GPUs")
-    devices_per_model: int | None = _option(
-        None, "GPUs that share the layers of one model (default: as few as it fits)"
-    )
+    devices_per_model: int | None = _option(None, "GPUs that share a model's layers (default: as few as possible)")
     flops: float = _option(312e12, "peak FLOP/s of a GPU in the model's dtype")
     flops32: float = _option(19.5e12, "peak FLOP/s of a GPU in float32, without TF32, for most products of the sums")
     flops64: float = _option(19.5e12, "peak FLOP/s of a GPU in float64, for the first products of each shard")
@@ -129,18 +127,31 @@ class CheckpointWork:
 
 
 def planned_work(plan: CheckpointPlan) -> CheckpointWork:
-    """The work of a planned checkpoint. One on the Hub is stored in the dtype that its config states."""
-    source, blueprint = plan.source, plan.blueprint
-    own = WIDTHS.get(str(getattr(plan.config, "dtype", None)).removeprefix("torch."), 4)
-    stored = (blueprint.parameters + blueprint.weights.head) * own
-    if source.kind != "hub":
-        folder = Path(source.location)
-        files = [folder / source.gguf_file] if source.gguf_file else folder.glob("*.safetensors")
-        stored = sum(path.stat().st_size for path in files)
+    """The work of a planned checkpoint."""
+    source, study = plan.source, plan.study
     shards = tuple(len(shard.documents) for shard in plan.shards())
-    width = WIDTHS.get(plan.study.dtype, own)
-    remote = source.kind == "hub"
-    return CheckpointWork(blueprint, plan.layout, shards, plan.study.batch_tokens, width, stored, str(source), remote)
+    work = hub_work(plan.blueprint, plan.config, plan.layout, shards, study.batch_tokens, str(source), study.dtype)
+    if source.kind == "hub":
+        return work
+    folder = Path(source.location)
+    files = [folder / source.gguf_file] if source.gguf_file else folder.glob("*.safetensors")
+    return replace(work, stored=sum(path.stat().st_size for path in files), remote=False)
+
+
+def hub_work(
+    blueprint: Blueprint,
+    config: Any,
+    layout: Layout,
+    shards: tuple[int, ...],
+    batch_tokens: int,
+    source: str,
+    dtype: str = "auto",
+) -> CheckpointWork:
+    """The work of a checkpoint on the Hub, which is stored in the dtype that its config states."""
+    stored_width = WIDTHS.get(str(getattr(config, "dtype", None)).removeprefix("torch."), 4)
+    stored = (blueprint.parameters + blueprint.weights.head) * stored_width
+    width = WIDTHS.get(dtype, stored_width)
+    return CheckpointWork(blueprint, layout, shards, batch_tokens, width, stored, source, remote=True)
 
 
 # -- FLOPs: a multiplication and an addition are two ---------------------------------------------------------
@@ -324,14 +335,12 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
         "attention": flops.attention / (cluster.flops * reached),
         "sums": flops.sums32 / (cluster.flops32 * reached) + flops.sums64 / (cluster.flops64 * reached),
     }
-    tokenized = max(work.tokens for work in works) if tokenized is None else tokenized
-    seconds = {
-        **{name: spent / workers for name, spent in computing.items()},
-        "tokenizing": tokenized / cluster.tokenize,
-        "loading": sum(work.stored for work in works) / cluster.disk_bandwidth / workers,
-        "downloads": sum(fetched.values()) / cluster.download,
-        "saving": saved / cluster.storage_bandwidth,
-    }
+    loading = sum(work.stored for work in works) / cluster.disk_bandwidth
+    shared = {"downloads": sum(fetched.values()) / cluster.download, "saving": saved / cluster.storage_bandwidth}
+    seconds = {name: spent / workers for name, spent in {**computing, "loading": loading, **shared}.items()}
+    for name, needed in shared.items():  # all workers share the link and the storage, which may take longer
+        seconds[name] += max(0.0, needed - sum(seconds.values()))
+    seconds["tokenizing"] = (max(work.tokens for work in works) if tokenized is None else tokenized) / cluster.tokenize
     return Estimate(
         cluster=cluster,
         tokens=sum(work.tokens for work in works),
