@@ -35,7 +35,7 @@ from pathlib import Path
 from qkscope.report.write import write_report
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.events import Events
-from qkscope.tables import workers
+from qkscope.tables import parts, workers
 from qkscope.tables.from_moments import analyze_folder
 from qkscope.tables.parts import TablePart
 
@@ -55,7 +55,7 @@ def status(key):
 
 folder, what = sys.argv[1:]
 if what == "joined":
-    workers.make_part, workers._worker_count = written_before, lambda sizes: 1
+    parts.make_part, workers._worker_count = written_before, lambda sizes: 1
 begun = time.perf_counter()
 if what in ("tables", "joined"):
     analyze_folder(Path(folder), Events(), "analyze")

@@ -23,13 +23,13 @@ from qkscope.tables.from_moments import analyze_folder
 @pytest.fixture
 def here(monkeypatch):
     """The checkpoints whose part was made in this process."""
-    names, plain = [], workers.make_part
+    names, plain = [], parts.make_part
 
     def make(request, tables):
         names.append(request.name)
         return plain(request, tables)
 
-    monkeypatch.setattr(workers, "make_part", make)
+    monkeypatch.setattr(parts, "make_part", make)
     return names
 
 

@@ -21,10 +21,10 @@ from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses import depth_axis as depth
 from qkscope.lenses.concordance.table import concordance
-from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.position.summaries import trajectory
 from qkscope.lenses.taxonomy import table as taxonomy
 from qkscope.results.schema import depth_of_layers
+from qkscope.study.heads import HeadSample, choose_heads
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
 COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")

@@ -41,7 +41,6 @@ from qkscope.run.shards import (
 from qkscope.run.status import write_study_and_plan
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
-from qkscope.tables.from_moments import analyze_study
 from qkscope.tables.workers import AnalysisSettings, TableParts
 from qkscope.text import are, counted
 
@@ -62,6 +61,8 @@ def run_study(
     plan = plan_capture(file, folder, events, options)
     with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
         _capture(plan, folder, events, options, parts)
+        from qkscope.tables.from_moments import analyze_study  # loads all lenses
+
         return analyze_study(folder, file.study, events, command, made=parts)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from qkscope.capture.config import described
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
-from qkscope.lenses.heads import LayerChoice, choose_heads, head_sample, layer_choice
+from qkscope.study.heads import LayerChoice, choose_heads, head_sample, layer_choice
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 

@@ -17,17 +17,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from qkscope.errors import QkscopeError, QkscopeWarning
-from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
-from qkscope.lenses.registry import head_tables
-from qkscope.lenses.rows import COMPONENTS, RowSettings
 from qkscope.processes import NICENESS, WorkerPool, free_memory
 from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
+from qkscope.study.heads import HeadSample, LayerChoice, head_sample, layer_choice
 from qkscope.study.schema import Checkpoint, Study
-from qkscope.tables.parts import PartRequest, TablePart, make_part
+
+if TYPE_CHECKING:
+    from qkscope.lenses.rows import RowSettings
+    from qkscope.tables.parts import PartRequest, TablePart
 
 MIN_BYTES_FOR_WORKER = 16 * 2**20  # of a moments file; tables of smaller ones take less time than a process to start
 MIN_BYTES_PER_WORKER = 32 * 2**20  # where several share the files: seconds of work for each
@@ -39,7 +40,7 @@ class AnalysisSettings:
     """How moments become rows."""
 
     window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
-    components: int = COMPONENTS
+    components: int
     heads: HeadSample | None = None
     layers: LayerChoice = "all"
     skip: int = 0  # leading positions that are left out
@@ -53,6 +54,8 @@ class AnalysisSettings:
 
     def rows(self) -> RowSettings:
         """What a checkpoint's rows are made with."""
+        from qkscope.lenses.rows import RowSettings
+
         return RowSettings(
             None,
             self.window,
@@ -70,7 +73,7 @@ class TableParts:
 
     def __init__(self, folder: Path, settings: AnalysisSettings, study: Study | None = None) -> None:
         self._folder, self._settings, self._study = folder, settings, study
-        self._begun: dict[str, Future[_Made]] = {}
+        self._begun: dict[str, Future[tuple[TablePart, list[str]]]] = {}
         self._beside: WorkerPool | None = None
 
     def __enter__(self) -> Self:
@@ -106,6 +109,8 @@ class TableParts:
 
     def _submit(self, pool: WorkerPool, name: str, moments: Path) -> None:
         """Ask a worker for a part. Where that is not possible, the part is made here later."""
+        from qkscope.lenses.registry import head_tables
+
         try:
             tables = pickle.dumps(head_tables())
             self._begun[name] = pool.submit(_make_in_worker, self._request(name, moments), tables)
@@ -115,6 +120,9 @@ class TableParts:
             pass  # the worker died over an earlier part
 
     def _part(self, name: str, path: Path) -> TablePart:
+        from qkscope.lenses.registry import head_tables
+        from qkscope.tables.parts import make_part
+
         part = self._from_worker(name) or make_part(self._request(name, path), head_tables())
         # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
         return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
@@ -134,6 +142,8 @@ class TableParts:
         return part
 
     def _request(self, name: str, moments: Path) -> PartRequest:
+        from qkscope.tables.parts import PartRequest
+
         place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))
         return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
 
@@ -143,10 +153,10 @@ class TableParts:
         return self._study.resolved(matches[0]) if self._study and matches else None
 
 
-_Made = tuple[TablePart, list[str]]  # and the messages of warnings
+def _make_in_worker(request: PartRequest, pickled_tables: bytes) -> tuple[TablePart, list[str]]:
+    """The part, and the messages of warnings."""
+    from qkscope.tables.parts import make_part
 
-
-def _make_in_worker(request: PartRequest, pickled_tables: bytes) -> _Made:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", QkscopeWarning)
         part = make_part(request, pickle.loads(pickled_tables))

@@ -15,12 +15,12 @@ from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import Column, HeadTable, Judged
 from qkscope.lenses.categories import classify
 from qkscope.lenses.draws import drawn_correlations
-from qkscope.lenses.heads import HeadSample, LayerChoice
 from qkscope.lenses.rows import COMPONENTS, ZERO_R, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.significance import is_significant
+from qkscope.study.heads import HeadSample, LayerChoice
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
