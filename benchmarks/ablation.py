@@ -23,7 +23,6 @@ from qkscope._version import __version__
 from qkscope.ablate.choice import HeadChoice
 from qkscope.ablate.study import ablate_study
 from qkscope.ablate.work import AblationSettings
-from qkscope.cli.progress import progress
 from qkscope.draw import style
 from qkscope.lenses.ablation.card import best_sentence, verdict
 from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
@@ -33,6 +32,7 @@ from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.head_rows import heads_at
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
+from qkscope.run.progress import progress
 
 PAGE, IMAGES = ROOT / "docs/ablation.md", ROOT / "docs/images"
 # Heads of this model are position-dominated over long windows only: strengths and means come from 2,048 tokens of each

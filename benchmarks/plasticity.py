@@ -38,7 +38,7 @@ from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.runner import VectorSample
+from qkscope.run.options import VectorSample
 
 PAGE = ROOT / "docs/lenses/plasticity.md"
 RATE = 3 / 32  # of tokens whose vectors are kept: 24 of every 256

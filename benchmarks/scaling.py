@@ -14,10 +14,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 
 from qkscope.capture.blueprint import blueprint
 from qkscope.cli.estimate import cost_rows, duration, limit_lines, scaled
-from qkscope.cost.cluster import Cluster
-from qkscope.cost.estimate import Estimate, estimate
-from qkscope.cost.tables import EIGEN
-from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
+from qkscope.cost.estimate import ADVICE, CheckpointWork, Cluster, Estimate, estimate, hub_work
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
 from qkscope.moments.sizes import default_groups, predict_sizes
@@ -40,23 +37,13 @@ class Case:
     then: str  # what the figures say
 
 
-def work(name, found, config, context, documents, window, *, shard_tokens=None, heads=None, detail=True, groups=None):
+def work(name, found, config, context, documents, window, *, shard_tokens=None, groups=None) -> CheckpointWork:
     """One checkpoint with the defaults of a study file."""
-    every = sum(facts.q_heads for facts in found.probe.layers)
     layout = capture_layout(context, buckets=DEFAULTS["buckets"], common=window)
     groups = groups or default_groups(documents, [(layout, found.probe.layers)])
-    return CheckpointWork(
-        name=name,
-        layers=found.probe.layers,
-        layout=replace(layout, groups=groups),
-        weights=described_weights(found, config, name),
-        shards=shard_documents(documents, context, shard_tokens or DEFAULTS["shard_tokens"]),
-        batch_tokens=DEFAULTS["batch_tokens"],
-        heads=min(every, heads or every),
-        components=DEFAULTS["components"],
-        common_window=window,
-        detail=detail,
-    )
+    size = max(1, (shard_tokens or DEFAULTS["shard_tokens"]) // context)
+    shards = tuple(min(size, documents - start) for start in range(0, documents, size))
+    return hub_work(found, config, replace(layout, groups=groups), shards, DEFAULTS["batch_tokens"], name)
 
 
 def smollm3() -> Case:
@@ -71,7 +58,6 @@ def smollm3() -> Case:
             checkpoint.context,
             study.documents.limit,
             study.window_in_common(),
-            heads=study.heads.sample,
             groups=study.groups,
         )
         for checkpoint in study.resolved_checkpoints()
@@ -112,15 +98,14 @@ def llama_70b() -> Case:
         "is never split, so one forward pass is one document.",
         works,
         {
-            "4 nodes of 8 GPUs, 8 per model": Cluster(devices=32, per_model=8),
+            "4 nodes of 8 GPUs, 8 per model": Cluster(devices=32, devices_per_model=8),
             "the same, as few per model as fit": tight,
         },
         "Attention costs more than the matrices, and activations of 128K tokens take more memory than an eighth of the "
         "weights. With eight GPUs per model seven wait at any moment; as few as fit give more workers on the same "
         f"machines. {given.shards} shards for {given.workers} workers then leave one without any: with `shard_tokens: "
-        f"{25 * 131072}` (25 documents) there are {even.shards}, and the study takes {duration(even.wall)} in place of "
-        f"{duration(given.wall)}. Shards of one document would divide as well, but {works[0].documents} shard files of "
-        f"{scaled(works[0].sizes.file)}B would wait to be merged.",
+        f"{25 * 131072}` (25 documents) there are {even.shards}. Shards of one document would divide as well, but "
+        f"{works[0].tokens // 131072} shard files of {scaled(works[0].sizes.file)}B would wait to be merged.",
     )
 
 
@@ -136,7 +121,7 @@ def sweep() -> Case:
         dtype=torch.float16,
     )
     found = blueprint(config)
-    works = [work(f"step-{i}", found, config, 2048, 256, 2048, detail=False) for i in range(1000)]
+    works = [work(f"step-{i}", found, config, 2048, 256, 2048) for i in range(1000)]
     layout = capture_layout(2048, buckets=4, groups=4)
     slim = predict_sizes(layout, found.probe.layers).file * len(works)
     return Case(
@@ -151,8 +136,8 @@ def sweep() -> Case:
         "GPU time is a small part of the cost: a checkpoint is computed in "
         f"{duration(computing(works[0]))} on one GPU, so 64 ask for the next every "
         f"{duration(computing(works[0]) / 64)}, but the link needs "
-        f"{duration(works[0].weights.stored / Cluster().download)} for each. {longest(works)} "
-        f"Moments are {works[0].sizes.file / works[0].weights.stored:.0%} of the size of the weights: with "
+        f"{duration(works[0].stored / Cluster().download)} for each. {longest(works)} "
+        f"Moments are {works[0].sizes.file / works[0].stored:.0%} of the size of the weights: with "
         f"`buckets: 4` and `groups: 4` they are {scaled(slim)}B in place of "
         f"{scaled(sum(each.sizes.file for each in works))}B.",
     )
@@ -238,8 +223,7 @@ of tokens:
 | moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
 | sketches | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head more |
 | before rotation | 8 · d + 4 · (p + B · d + B · G) + 2 · B · G · d bytes per head more |
-| tables | {eigen} · d³ FLOPs per head and window (own, common, every doubling), at the first two also for each group |
-| disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, tables, downloads |
+| disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, downloads |
 | downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
 
 `tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums
@@ -253,13 +237,13 @@ Assumed, unless options say otherwise:
 
 All masks are taken for causal. Kernels are taken to skip masked pairs and to hold no scores. For layers with a window
 transformers gives torch's SDPA a mask of T² entries instead; its memory is counted under activations, the masked pairs
-are not counted as FLOPs. Raw vectors (`--vectors`) are not counted.
+are not counted as FLOPs. Raw vectors (`--vectors`), tables (a few percent of the moments' size) and the report are not
+counted.
 
-Workers are taken to run shards in plan order, one unbroken run of them each, divided as evenly as whole shards allow;
-the link to the Hub and the storage of the results are shared. `waiting` is what uneven runs leave idle. Downloads are
-counted in full, though part of them is hidden behind the checkpoint before. The tokens of all documents lie in the
-results folder (`.tokens`, 4 bytes for each token of the longest context); a worker that does not see it reads and
-tokenizes its documents again.
+Times are lower bounds: shards are taken to divide evenly over the workers, and each checkpoint to be loaded once. All
+workers share the link to the Hub and the storage of the results. The tokens of all documents are in the results folder
+(`.tokens`, 4 bytes for each token of the longest context); a worker that does not see it reads and tokenizes its
+documents again.
 """
 
 BOTTLENECKS = """## What becomes the bottleneck, and what to change
@@ -270,8 +254,8 @@ BOTTLENECKS = """## What becomes the bottleneck, and what to change
 | memory | `batch_tokens` as low as the context; more devices per model; fewer `buckets` and `groups` |
 | disk | `--evict`; fewer `buckets` and `groups`; larger `shard_tokens` |
 
-`layers:` and `heads:` choose what the tables show; sums are made of all layers and heads, so these two change the time
-of the tables and nothing else.
+`layers:` and `heads:` choose what the tables show; sums are made of all layers and heads, so these two change only the
+time of the tables.
 """
 
 
@@ -279,14 +263,11 @@ def assumptions() -> str:
     it = Cluster()
     return "\n".join([
         f"- devices like an A100: {scaled(it.flops)}FLOP/s in bfloat16, {scaled(it.flops32)}FLOP/s in float32 (without "
-        f"TF32) and {scaled(it.flops64)}FLOP/s in float64, {scaled(it.memory)}B at "
-        f"{scaled(it.memory_bandwidth)}B/s, of which {it.utilization:.0%} is reached;",
+        f"TF32) and {scaled(it.flops64)}FLOP/s in float64, of which {it.utilization:.0%} is reached, and "
+        f"{scaled(it.device_memory)}B;",
         f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
         f"s and downloads at {scaled(it.download)}B/s by all together;",
-        f"- on one core {scaled(it.tokenize)} tokens/s tokenized, {scaled(it.checksum)}B/s of moments files with their "
-        f"checksums; {scaled(it.host_flops)}FLOP/s and {scaled(it.table_numbers)} numbers/s in tables "
-        f"on each of {it.cores} cores, and {it.table_start:g} s until a further process makes some; a report takes "
-        f"{it.report_start:g} s and reads {scaled(it.report_numbers)} numbers/s.",
+        f"- {scaled(it.tokenize)} tokens/s tokenized, on one core.",
     ])  # fmt: skip
 
 
@@ -307,7 +288,7 @@ def section(case: Case) -> str:
     found = {name: estimate(case.works, cluster) for name, cluster in case.clusters.items()}
     columns = [dict(cost_rows(each)) for each in found.values()]
     lines = [f"## {case.title}", "", case.about, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-    lines.append(row("workers × devices", [f"{each.workers} × {each.per_model}" for each in found.values()]))
+    lines.append(row("workers × devices", [f"{each.workers} × {each.devices_per_model}" for each in found.values()]))
     for name in columns[0]:
         lines.append(row(name, [column[name] for column in columns]))
         if name == "wall time":
@@ -321,7 +302,7 @@ def section(case: Case) -> str:
 
 def computing(each: CheckpointWork) -> float:
     """Seconds on one device."""
-    return estimate([each], Cluster()).busy_hours * 3600
+    return estimate([each], Cluster()).device_hours * 3600
 
 
 def tokenizing(works: list[CheckpointWork]) -> float:
@@ -338,11 +319,9 @@ def time_shares(found: Estimate) -> str:
 
 
 def page() -> str:
-    from qkscope.cost.estimate import ADVICE
-
     rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
     parts = [
-        INTRO.format(assumed=assumptions(), precision=precision(), eigen=EIGEN),
+        INTRO.format(assumed=assumptions(), precision=precision()),
         *map(section, (smollm3(), llama_70b(), sweep())),
     ]
     return "\n".join([*parts, BOTTLENECKS.format(rows=rows)])

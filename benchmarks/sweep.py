@@ -14,14 +14,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
-from common import WORK, Found, processor_seconds, seconds_of
-
-if TYPE_CHECKING:
-    from qkscope.cost.work import CheckpointWork
+from common import WORK, Found
 
 LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 36, 16, 4, 16, 64
 DIFFERENT = 20  # moments files that are computed; the others are links to them
@@ -39,7 +35,7 @@ from pathlib import Path
 from qkscope.report.write import write_report
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.events import Events
-from qkscope.tables import makers
+from qkscope.tables import parts, workers
 from qkscope.tables.from_moments import analyze_folder
 from qkscope.tables.parts import TablePart
 
@@ -59,7 +55,7 @@ def status(key):
 
 folder, what = sys.argv[1:]
 if what == "joined":
-    makers.make_part, makers._processes = written_before, lambda sizes: 1
+    parts.make_part, workers._worker_count = written_before, lambda sizes: 1
 begun = time.perf_counter()
 if what in ("tables", "joined"):
     analyze_folder(Path(folder), Events(), "analyze")
@@ -73,17 +69,12 @@ print("MEASURED", seconds, sum(u.ru_utime + u.ru_stime for u in used), status("V
 )
 
 
-STARTED = "from qkscope.tables import makers"
-
-
 def sweep(quick: bool) -> Found:
     """Time and memory of tables for each checkpoint, of few and of many."""
     found = Found()
     few, many = (4, 8) if quick else ANALYZED
     measured = {count: measure(make_folder(count), "tables") for count in (few, many)}
     compared(found, "tables", measured)
-    name = f"tables of {many} checkpoints: what `plan --estimate` says with this machine's rates"
-    agrees(found, name, estimated(many), measured[many])
     return found
 
 
@@ -115,21 +106,11 @@ def write_lines() -> None:
 
 
 def sweep_report(quick: bool) -> Found:
-    """The same of the report; what an estimate says of many, from reports of fewer."""
-    found, (rate, few, many) = Found(), (5, 10, 20) if quick else (DIFFERENT, *REPORTED)
-    measured = {count: measure(grown_folder(count), "report") for count in (rate, few, many)}
-    compared(found, "report", {count: measured[count] for count in (few, many)})
-    name = f"report of {many} checkpoints: what `plan --estimate` says with rates of {rate} and {few}"
-    told = report_estimated(many, {count: measured[count]["seconds"] for count in (rate, few)})
-    agrees(found, name, told, measured[many])
+    """The same of the report."""
+    found = Found()
+    measured = {count: measure(grown_folder(count), "report") for count in ((10, 20) if quick else REPORTED)}
+    compared(found, "report", measured)
     return found
-
-
-def agrees(found: Found, name: str, told: float, measured: dict[str, float]) -> None:
-    """A row for what an estimate says and what was measured."""
-    took = measured["seconds"]
-    text = f"{told:.0f} s against {took:.0f} s ({100 * (told / took - 1):+.0f} %)"
-    found.row(name, text, "within 25 %", abs(told / took - 1) <= 0.25)
 
 
 def compared(found: Found, what: str, measured: dict[int, dict[str, float]]) -> None:
@@ -148,67 +129,6 @@ def compared(found: Found, what: str, measured: dict[int, dict[str, float]]) -> 
     for name, key in kinds:
         text = f"{measured[few][key]:.0f} → {measured[many][key]:.0f} MB"
         found.row(f"{whose}, {name}", text, "flat", measured[many][key] <= FLAT * measured[few][key])
-
-
-def estimated(count: int) -> float:
-    """Seconds that an estimate gives for the tables of so many checkpoints, with rates taken from three of them."""
-    from qkscope.cost.cluster import Cluster
-    from qkscope.cost.estimate import estimate
-    from qkscope.cost.tables import eigen_flops, table_amounts
-    from qkscope.lenses.registry import head_tables
-    from qkscope.lenses.rows import RowSettings, checkpoint_rows
-    from qkscope.moments.moments import Moments
-    from qkscope.results.csv_files import csv_text
-    from qkscope.study.schema import MOST_IN_DETAIL
-
-    detail = count <= MOST_IN_DETAIL
-    settings = RowSettings(common=CONTEXT, detail=detail)
-    spent = {"read": [], "rows": [], "lines": []}
-    for seed in (0, 0, 1, 2):  # the first is to warm up
-        moments = Moments.load(moments_file(seed))
-        spent["read"].append(seconds_of(lambda seed=seed: Moments.load(moments_file(seed))))
-        rows = {}
-        spent["rows"].append(
-            processor_seconds(
-                lambda m=moments, r=rows: r.update(checkpoint_rows(m, head_tables(), settings, model="m"))
-            )
-        )
-        spent["lines"].append(seconds_of(lambda r=rows: [csv_text(table) for table in r.values()]))
-    read, solved, written = (float(np.median(times[1:])) for times in spent.values())
-    work = sweep_work(detail)
-    cores = os.cpu_count() or 1
-    rates = {
-        "checksum": work.sizes.file / read,
-        "host_flops": eigen_flops(work) / solved,  # of one core
-        "table_numbers": table_amounts(work).numbers / written,
-        "table_start": seconds_of(lambda: subprocess.run([sys.executable, "-c", STARTED], check=True)),
-        "storage_bandwidth": 1e30,
-    }
-    return estimate([work] * count, Cluster(devices=1, cores=cores, **rates)).seconds["tables"]
-
-
-def report_estimated(count: int, seconds: dict[int, float]) -> float:
-    """Seconds that an estimate gives for a report of so many, with rates from two smaller ones."""
-    from qkscope.cost.cluster import Cluster
-    from qkscope.cost.estimate import report_seconds
-    from qkscope.cost.tables import table_amounts
-
-    work = sweep_work(detail=False)
-    (few, took_few), (more, took_more) = sorted(seconds.items())
-    each = (took_more - took_few) / (more - few)
-    rates = {"report_numbers": table_amounts(work).numbers / each, "report_start": took_few - few * each}
-    return report_seconds([work] * count, Cluster(**rates))
-
-
-def sweep_work(detail: bool) -> CheckpointWork:
-    """One checkpoint of the sweep, as an estimate sees it."""
-    from qkscope.cost.work import CheckpointWork, Weights
-    from qkscope.lenses.rows import COMPONENTS
-    from qkscope.moments.moments import Moments
-
-    moments, weights = Moments.load(moments_file(0)), Weights(1, 0, 1, 1, 1, 2, 1, "none", remote=False)
-    facts = tuple(moments.layers.values())
-    return CheckpointWork("m", facts, moments.layout, weights, (8,), CONTEXT, LAYERS * HEADS, COMPONENTS, detail=detail)
 
 
 def measure(folder: Path, what: str) -> dict[str, float]:

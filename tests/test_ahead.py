@@ -3,13 +3,13 @@
 import threading
 
 import pytest
+from qkscope.run.ahead import Ahead
 
 from qkscope.capture import ahead as near
 from qkscope.capture.source import find_source
 from qkscope.errors import ModelError
 from qkscope.run import ahead
-from qkscope.run.ahead import Ahead
-from qkscope.run.engines.schedule import Schedule
+from qkscope.run.engines.base import Schedule
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
 from test_engines import taken, tasks

@@ -31,7 +31,7 @@ from qkscope.results import folder as layout
 from qkscope.results.lock import holding, is_held, only_run
 from qkscope.results.remove import remove_shards, remove_unfinished
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.runner import VectorSample
+from qkscope.run.options import VectorSample
 from test_moments_file import example
 
 TERABYTE = 2**40

@@ -19,10 +19,9 @@ from qkscope.cli.main import main
 from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
 from qkscope.results.left_out import leave_out, read_left_out, take_back
 from qkscope.results.read import load_results
-from qkscope.run.engines.base import Placement
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.runner import VectorSample
+from qkscope.run.options import Placement, VectorSample
 from qkscope.run.status import read_status
 from test_documents import byte_tokenizer
 from test_faults import overflowing

@@ -72,7 +72,7 @@ def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, out, tmp_
     both = common[common["model"] == "pairs"].reset_index(drop=True)
     np.testing.assert_allclose(both["r_q"], fresh["r_q"], atol=1e-6)
     # And once more from what was kept: nothing is tokenized.
-    monkeypatch.delattr("qkscope.run.corpora.survey")
+    monkeypatch.delattr("qkscope.run.plan.survey")
     plan = make_plan(load_study(study(two)), results=out)
     assert [each.layout.common for each in plan.checkpoints] == [40, 30]
     assert "common window 40 characters; in tokens, on average 40 for bytes, 30 for pairs" in "\n".join(

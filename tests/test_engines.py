@@ -19,15 +19,14 @@ import pytest
 from conftest import cut_documents
 from qkscope.cli.main import main
 from qkscope.errors import InputError, QkscopeError
-from qkscope.run.engines import engine_names, find_engine
-from qkscope.run.engines.base import Placement, Task
+from qkscope.run.checkpoint_plan import Shard
+from qkscope.run.engines import ENGINES, find_engine
+from qkscope.run.engines.base import Schedule, Task, WorkerLost
 from qkscope.run.engines.local import share_of_gpus
-from qkscope.run.engines.schedule import Schedule, WorkerLost
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.plan import Shard
-from qkscope.run.runner import Leniency, VectorSample
+from qkscope.run.options import Placement, VectorSample
 from qkscope.run.status import read_status
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
@@ -110,7 +109,7 @@ def test_gpus_are_shared_out():
 
 
 def test_engines_are_found_by_their_module():
-    assert engine_names() == ["local", "ray"]
+    assert ENGINES == ("local", "ray")
     with pytest.raises(InputError, match="engine 'slurm' is not one of local, ray"):
         find_engine("slurm")
 
@@ -491,7 +490,7 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
         def run(self, job, told, stop):
             for task in reversed(job.tasks):
                 plans = unpack_plans(pack_plans(job.plans))
-                Worker(plans, tmp_path / "nowhere", told, leniency=Leniency(), shared=False).run(task)
+                Worker(plans, tmp_path / "nowhere", told, shared=False).run(task)
 
     monkeypatch.setattr(execute, "find_engine", lambda name: Backwards())
     out = run_study(study(), tmp_path / "out")

@@ -197,7 +197,7 @@ def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, t
         return plain(at, name)
 
     monkeypatch.setattr(AtWindow, "window_panel", count)
-    monkeypatch.setattr(processes, "MOST", 1)  # all in this process, which counts
+    monkeypatch.setattr(processes, "MAX_PROCESSES", 1)  # all in this process, which counts
     monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
     monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
     write_report(grown(4), out=tmp_path)

@@ -14,9 +14,9 @@ from qkscope.results.lock import only_run
 from qkscope.run.engines.base import Finished, Task
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
-from qkscope.run.execute import CaptureOptions, capture_shard, keep_study, run_study
+from qkscope.run.execute import CaptureOptions, capture_shard, run_study, write_study_and_plan
 from qkscope.run.plan import make_plan
-from qkscope.run.runner import Leniency, ShardRunner
+from qkscope.run.runner import ShardRunner
 from qkscope.run.shards import deliver, delivery_path, merge_shards, running_shard
 from qkscope.run.status import read_status
 from qkscope.study.load import load_study
@@ -123,7 +123,7 @@ def test_shard_commands_and_returned_contents_leave_the_same_sums(study, plan, t
     for number, each in enumerate(plan.checkpoints):
         name = each.checkpoint.name
         reports = []
-        worker = Worker(plan.checkpoints, tmp_path / "elsewhere", reports.append, leniency=Leniency(), shared=False)
+        worker = Worker(plan.checkpoints, tmp_path / "elsewhere", reports.append, shared=False)
         worker.run(Task(number, name, tuple(each.shards())))
         (finished,) = (report for report in reports if isinstance(report, Finished))
         (tmp_path / f"{name}.returned").write_bytes(finished.contents)
@@ -167,7 +167,7 @@ def test_sums_that_another_version_made_are_taken_with_a_note(study, tmp_path, m
             with monkeypatch.context() as there:
                 there.setattr("qkscope.results.environment.__version__", "99.0")
                 reports = []
-                worker = Worker(job.plans, tmp_path / "nowhere", reports.append, leniency=Leniency(), shared=False)
+                worker = Worker(job.plans, tmp_path / "nowhere", reports.append, shared=False)
                 for task in job.tasks:
                     worker.run(task)
             for report in reports:
@@ -183,7 +183,7 @@ def test_sums_that_another_version_made_are_taken_with_a_note(study, tmp_path, m
 
 
 def test_status_sees_a_shard_command_at_work(plan, tmp_path):
-    keep_study(plan, tmp_path / "out")
+    write_study_and_plan(plan, tmp_path / "out")
     seen = []
 
     class Looking(Events):
@@ -199,7 +199,7 @@ def test_status_sees_a_shard_command_at_work(plan, tmp_path):
 
 def test_status_sees_a_shard_that_is_only_being_added_up(plan, tmp_path):
     """Its file is there, so it no longer counts as running, but its command is not done."""
-    keep_study(plan, tmp_path / "out")
+    write_study_and_plan(plan, tmp_path / "out")
     first = plan.checkpoints[0]
     (shard,) = first.shards()
     ShardRunner().run(first, shard).save(shard_path(tmp_path / "out", "one", 0))

@@ -398,8 +398,9 @@ def test_progress_shows_in_a_notebook_and_nowhere_else(monkeypatch):
     """A stand-in for IPython, which is no dependency: what it would show is kept."""
     from types import ModuleType, SimpleNamespace
 
-    from qkscope.run.events import Events
     from qkscope.run.notebook import NotebookEvents, default_events
+
+    from qkscope.run.events import Events
 
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert type(default_events()) is Events

@@ -1,5 +1,6 @@
 """Tables made checkpoint by checkpoint, here or beside the run: the same bytes, and moments are read once."""
 
+import multiprocessing
 import os
 import signal
 
@@ -15,28 +16,28 @@ from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
-from qkscope.tables import makers, parts
+from qkscope.tables import parts, workers
 from qkscope.tables.from_moments import analyze_folder
 
 
 @pytest.fixture
 def here(monkeypatch):
     """The checkpoints whose part was made in this process."""
-    names, plain = [], makers.make_part
+    names, plain = [], parts.make_part
 
     def make(request, tables):
         names.append(request.name)
         return plain(request, tables)
 
-    monkeypatch.setattr(makers, "make_part", make)
+    monkeypatch.setattr(parts, "make_part", make)
     return names
 
 
 @pytest.fixture
 def beside(monkeypatch):
-    """Any checkpoint is worth a process, which stands back behind nobody: other tests would make it wait."""
-    monkeypatch.setattr(makers, "WORTH_ONE", 0)
-    monkeypatch.setattr(makers, "SERVE", makers.SERVE.replace("makers.serve()", "makers.POLITE = 0; makers.serve()"))
+    """Any checkpoint is worth a worker, of the usual priority: other tests would make it wait."""
+    monkeypatch.setattr(workers, "MIN_BYTES_FOR_WORKER", 0)
+    monkeypatch.setattr(workers, "NICENESS", 0)
 
 
 def all_at_once(folder, names, window):
@@ -80,22 +81,26 @@ def test_what_an_earlier_run_finished_is_not_left_for_the_end(world, results, he
 
 @pytest.mark.slow
 def test_several_processes_share_the_checkpoints(finished, tmp_path, here, monkeypatch):
-    monkeypatch.setattr(makers, "WORTH_SEVERAL", 1)
+    monkeypatch.setattr(workers, "MIN_BYTES_PER_WORKER", 1)
     out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
     assert here == ([] if os.cpu_count() > 1 else ["one", "two"])
     assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
 
 
 def test_without_memory_for_several_one_after_the_other(finished, tmp_path, here, monkeypatch):
-    monkeypatch.setattr(makers, "WORTH_SEVERAL", 1)
-    monkeypatch.setattr(makers, "free_memory", lambda: 1000)
+    monkeypatch.setattr(workers, "MIN_BYTES_PER_WORKER", 1)
+    monkeypatch.setattr(workers, "free_memory", lambda: 1000)
     analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
     assert here == ["one", "two"]
 
 
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.slow
 def test_a_table_maker_that_dies_is_made_up_for(world, tmp_path, finished, here, beside, monkeypatch):
-    monkeypatch.setattr(makers, "SERVE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(workers, "_make_in_worker", die)
     out = run_study(world(), tmp_path / "out")
     assert here == ["one", "two"]
     assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
@@ -112,7 +117,7 @@ def test_an_error_beside_the_run_is_the_error_of_the_tables(finished, tmp_path, 
     path.write_bytes(contents)
     messages = []
     for worth in (1, 2**40):  # in processes, and here
-        monkeypatch.setattr(makers, "WORTH_SEVERAL", worth)
+        monkeypatch.setattr(workers, "MIN_BYTES_PER_WORKER", worth)
         with pytest.raises(MomentsFileError) as caught:
             analyze_folder(folder, Events(), "analyze", out=tmp_path / f"out-{worth}")
         messages.append(str(caught.value))
@@ -142,23 +147,18 @@ def test_tables_read_the_moments_of_a_checkpoint_once(finished, tmp_path, monkey
     assert loaded == ["one.safetensors", "two.safetensors"]
 
 
-def test_makers_end_with_a_run_that_fails(world, tmp_path, beside, monkeypatch):
+def test_workers_end_with_a_run_that_fails(world, tmp_path, beside):
     """Whoever was started is gone when the run is, and so are unfinished parts."""
-    started = []
-    popen = makers.subprocess.Popen
-
-    def start(*arguments, **options):
-        started.append(popen(*arguments, **options))
-        return started[-1]
-
-    monkeypatch.setattr(makers.subprocess, "Popen", start)
+    before, started = set(multiprocessing.active_children()), []
 
     class Failing(Events):
         def started(self, plan):
             if plan.checkpoint.name == "two":
+                started.extend(set(multiprocessing.active_children()) - before)
                 raise RuntimeError("stop here")
 
     with pytest.raises(RuntimeError, match="stop here"):
         run_study(world(), tmp_path / "out", Failing())
-    assert all(process.returncode in (-signal.SIGKILL, 0) for process in started)
+    assert len(started) == 1
+    assert not started[0].is_alive()
     assert not (tmp_path / "out/.parts").exists()

@@ -215,9 +215,9 @@ def analyze(
     `window` takes the first so many positions, `skip_positions` leaves out the first: 1 for attention sinks. Both must
     be edges of the moments' buckets (`moments.layout.edges`).
     """
-    from qkscope.lenses.heads import HeadSample
     from qkscope.lenses.position import qk_table
     from qkscope.moments.moments import Moments
+    from qkscope.study.heads import HeadSample
 
     if not isinstance(moments, Moments | PathLike | str):
         raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")

@@ -35,9 +35,10 @@ from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path,
 from qkscope.results.lock import only_run
 from qkscope.results.remove import remove_head_table, remove_other_ablations
 from qkscope.run.engines import find_engine
-from qkscope.run.engines.base import Finished, Job, Noted, Placement, Report, Task
+from qkscope.run.engines.base import Finished, Job, Noted, Report, Task
 from qkscope.run.events import Events
 from qkscope.run.execute import results_folder
+from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.plan import Plan, make_plan, with_tokens_kept
 from qkscope.run.stopping import Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
@@ -131,7 +132,7 @@ def _run(works: Sequence[CheckpointAblation], folder: Path, events: Events, opti
         return
     progress = _Progress(works, [len(shards) for shards in missing], events)
     with stoppable(progress.stopping) as stop:
-        job = Job(works, tasks, folder, AblationWorker, options.placement)
+        job = Job(works, tasks, folder, AblationWorker, CaptureOptions(placement=options.placement))
         find_engine(options.engine).run(job, progress.on_report, stop)
         if stop.asked and progress.left:
             raise Stopped(f"stopped; {progress.text()}: run the same command to resume")

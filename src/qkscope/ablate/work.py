@@ -28,7 +28,8 @@ from qkscope.lenses.registry import registered
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
 from qkscope.results.read import load_results
-from qkscope.run.plan import CheckpointPlan, Plan, Shard
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
+from qkscope.run.plan import Plan
 from qkscope.text import counted
 
 SCHEMA = 2

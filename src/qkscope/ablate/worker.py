@@ -17,7 +17,7 @@ from qkscope.errors import InputError, located
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path
 from qkscope.run.engines.base import Advanced, Finished, Report, Task
-from qkscope.run.runner import Leniency
+from qkscope.run.options import CaptureOptions
 
 if TYPE_CHECKING:
     from qkscope.ablate.measure import AblatedText, Measurer
@@ -32,9 +32,8 @@ class AblationWorker:
         folder: Path,
         on_report: Callable[[Report], None],
         *,
-        leniency: Leniency,
+        options: CaptureOptions,  # of the capture: none changes an ablation
         shared: bool = True,
-        held: bool = False,
     ) -> None:
         self._works, self._folder, self._on_report, self._shared = works, folder, on_report, shared
         self._loaded: int | None = None

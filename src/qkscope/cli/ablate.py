@@ -122,7 +122,7 @@ def settings_of(options: argparse.Namespace) -> AblationSettings:
 def run_options(options: argparse.Namespace) -> AblationOptions:
     """Where it runs, as the command line says."""
     from qkscope.ablate.study import AblationOptions
-    from qkscope.run.engines.base import Placement
+    from qkscope.run.options import Placement
 
     placement = Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker)
     return AblationOptions(options.engine, placement, options.replace, options.trust_remote_code)
@@ -148,7 +148,7 @@ def ablate(options: argparse.Namespace) -> int:
     """`qkscope ablate`."""
     from qkscope.ablate.study import ablate_study, prepare_ablation
     from qkscope.cli.commands import command_line, quiet_libraries
-    from qkscope.cli.progress import progress
+    from qkscope.run.progress import progress
 
     quiet_libraries()
     settings, how = settings_of(options), run_options(options)

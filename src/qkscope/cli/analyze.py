@@ -101,7 +101,7 @@ def _add_vectors_options(vectors: argparse._ArgumentGroup) -> None:
 def analyze(options: argparse.Namespace) -> int:
     """`qkscope analyze`."""
     from qkscope.cli.commands import command_line
-    from qkscope.cli.progress import progress
+    from qkscope.run.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
     from qkscope.tables.from_samples import require_vectors
 
@@ -161,7 +161,7 @@ def _draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path,
 def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
     """`qkscope analyze --vectors`."""
     from qkscope.cli.commands import command_line
-    from qkscope.cli.progress import progress
+    from qkscope.run.progress import progress
     from qkscope.tables.from_vectors import analyze_vectors
     from qkscope.vectors.read import Reading
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkscope.cli.visible import visible_line
 from qkscope.errors import InputError
 from qkscope.results.folder import (
     CARD,
@@ -19,11 +18,11 @@ from qkscope.results.folder import (
     moments_folder,
     tables_folder,
 )
-from qkscope.text import counted
+from qkscope.text import counted, short_number, visible_line
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
-    from qkscope.run.execute import CaptureOptions
+    from qkscope.run.options import CaptureOptions
     from qkscope.run.plan import Plan
 
 
@@ -33,8 +32,8 @@ SHARD_FLAGS = ("trust_remote_code", "skip_bad_documents", "skip_bad_checkpoints"
 
 def run(options: argparse.Namespace) -> int:
     """`qkscope run`."""
-    from qkscope.cli.progress import progress
     from qkscope.run.execute import run_study
+    from qkscope.run.progress import progress
 
     quiet_libraries()
     with progress(verbose=options.verbose) as events:
@@ -61,9 +60,7 @@ def tell_left_out(folder: Path) -> None:
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
-    from qkscope.run.engines.base import Placement
-    from qkscope.run.execute import CaptureOptions
-    from qkscope.run.runner import VectorSample
+    from qkscope.run.options import CaptureOptions, Placement, VectorSample
 
     sample = None
     if options.vectors is not None:
@@ -96,8 +93,8 @@ def status(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """`qkscope plan`."""
     from qkscope.cli.estimate import cluster_of, estimate_lines
-    from qkscope.cli.progress import progress
     from qkscope.run.execute import results_folder
+    from qkscope.run.progress import progress
     from qkscope.run.shards import examine
 
     with progress() as events:
@@ -143,8 +140,9 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
 
 def shard(options: argparse.Namespace) -> int:
     """`qkscope shard`."""
-    from qkscope.cli.progress import progress
-    from qkscope.run.execute import CaptureOptions, capture_shard, results_folder
+    from qkscope.run.execute import capture_shard, results_folder
+    from qkscope.run.options import CaptureOptions
+    from qkscope.run.progress import progress
 
     with progress() as events:
         made = planned(options, events)
@@ -207,8 +205,8 @@ def _print_figures(folder: Path, written: list[Path], verbose: bool) -> None:
 
 def capture(options: argparse.Namespace) -> int:
     """`qkscope capture`."""
-    from qkscope.cli.progress import progress
     from qkscope.run.execute import capture_plan, plan_capture, results_folder
+    from qkscope.run.progress import progress
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -228,9 +226,9 @@ def capture(options: argparse.Namespace) -> int:
 def inspect(options: argparse.Namespace) -> int:
     """`qkscope inspect`."""
     from qkscope.cli.describe import describe_model, describe_plan
-    from qkscope.cli.progress import progress
     from qkscope.run.execute import results_folder
     from qkscope.run.plan import make_plan
+    from qkscope.run.progress import progress
     from qkscope.study.load import load_study
 
     quiet_libraries()
@@ -254,17 +252,26 @@ def demo(options: argparse.Namespace) -> int:
     """`qkscope demo`."""
     from qkscope.ablate.study import AblationOptions, ablate_study
     from qkscope.cli.ablate import demo_ablations
-    from qkscope.cli.progress import progress, training_progress
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
-    from qkscope.run.execute import CaptureOptions, run_study
-    from qkscope.run.runner import VectorSample
+    from qkscope.run.execute import run_study
+    from qkscope.run.options import CaptureOptions, VectorSample
+    from qkscope.run.progress import progress, step_progress
 
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)
     folder = Path(options.out)
-    with training_progress() as show:
-        study = prepare_demo(folder, settings, show)
+    with step_progress("training") as show:
+        study = prepare_demo(
+            folder,
+            settings,
+            lambda now: show(
+                now.step,
+                now.total_steps,
+                f"{now.phase}, towards {now.checkpoint}, loss {now.loss:.2f}, "
+                f"{short_number(now.tokens_per_second)} tokens/s",
+            ),
+        )
     with progress(verbose=options.verbose) as events:
         # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
         capture = CaptureOptions(overwrite=True, vectors=VectorSample(tokens=True))

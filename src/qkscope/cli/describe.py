@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
-from qkscope.text import counted
+from qkscope.run.progress import cost_line
+from qkscope.text import byte_size, clock, counted, short_number
 
 if TYPE_CHECKING:
     from qkscope.capture.blueprint import Blueprint
-    from qkscope.run.plan import CheckpointPlan, Plan
+    from qkscope.run.plan import Plan
     from qkscope.run.status import Status
 
 DEFAULT_CONTEXT = 4096  # where a config states no maximum
@@ -67,14 +68,6 @@ def _common_window(plan: Plan) -> str:
     return f"common window {characters} characters; in tokens, on average {each}"
 
 
-def cost_line(plan: Plan) -> str:
-    """Memory and disk, predicted."""
-    sizes = [each.sizes.file for each in plan.checkpoints]
-    least, most = byte_size(min(sizes)), byte_size(max(sizes))
-    each = f"{most} on disk per checkpoint" if least == most else f"{least} to {most} on disk per checkpoint"
-    return f"sums: {byte_size(plan.memory)} of memory where the layers run, {each}, {byte_size(plan.disk)} in total"
-
-
 def describe_status(status: Status) -> list[str]:
     """How far a run is."""
     rows = [("checkpoint", "done", "running", "left", "tokens", "time so far")]
@@ -123,12 +116,6 @@ def _status_words(status: Status, whole: bool) -> list[str]:
         return [state]
     left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
     return [state, f"time left: {left}{'' if running else ' with one worker'}"]
-
-
-def clock(seconds: float) -> str:
-    """1:02:03."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def describe_model(
@@ -184,11 +171,6 @@ def _blueprint_notes(design: Blueprint) -> list[str]:
     return lines
 
 
-def plan_summary(each: CheckpointPlan) -> str:
-    """One checkpoint in half a line."""
-    return f"{counted(len(each.documents), 'document')} x {each.context} tokens"
-
-
 def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:
     """Layers that are alike share a row."""
     rows: list[tuple[str, ...]] = [("layers", "query heads", "key heads", "width", "position", "attention")]
@@ -225,17 +207,3 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Left-aligned columns, two spaces apart."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def short_number(number: float) -> str:
-    """1.2M rather than 1234567."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return str(int(number))
-
-
-def byte_size(number: float) -> str:
-    """Bytes for people, in powers of ten as disks are sold."""
-    short = short_number(number)
-    return f"{short[:-1]} {short[-1]}B" if number >= 1e3 else f"{int(number)} bytes"

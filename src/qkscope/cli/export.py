@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.cli.command import add_command
-from qkscope.cli.visible import visible
+from qkscope.text import visible
 
 EXPORT = """\
 Write the parts of a results folder that others need: tables, the page, figures with their cards, and provenance. The

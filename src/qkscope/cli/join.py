@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.cli.command import add_command
-from qkscope.cli.visible import visible_line
+from qkscope.text import visible_line
 
 ABOUT = """\
 Do internal measures go with benchmark scores? Joins each model's mean over heads with its score, and reports only what

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.cli.arguments import build_parser
-from qkscope.cli.visible import visible
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.run.stopping import terminable
+from qkscope.text import visible
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C; SIGTERM brings its own code
 OF_RESULTS = ("results", "inputs", "measures", "reference")  # arguments that name results, never a study file

@@ -60,8 +60,8 @@ def add_watch(commands: Any) -> None:
 def watch(options: argparse.Namespace) -> int:
     """`qkscope watch`."""
     from qkscope.cli.commands import command_line, quiet_libraries
-    from qkscope.cli.progress import progress
-    from qkscope.run.execute import CaptureOptions
+    from qkscope.run.options import CaptureOptions
+    from qkscope.run.progress import progress
     from qkscope.run.watch import SeriesWatcher, WatchSettings
 
     settings, folder = watched(options)

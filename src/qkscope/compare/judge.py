@@ -22,9 +22,9 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses import depth_axis as depth
 from qkscope.lenses import taxonomy
 from qkscope.lenses.concordance import concordance
-from qkscope.lenses.heads import HeadSample, choose_heads
 from qkscope.lenses.position import trajectory
 from qkscope.results.schema import depth_of_layers
+from qkscope.study.heads import HeadSample, choose_heads
 
 REPRODUCED, DIFFERS, MISSING = "reproduced", "differs", "missing"
 COLUMNS = ("what", "model", "cell", "value", "reference", "difference", "tolerance", "verdict")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from qkscope.ablate.choice import Unit, head_name
 from qkscope.ablate.work import AblationSettings, CheckpointAblation, spread_documents
-from qkscope.cost.cluster import Cluster
-from qkscope.cost.work import attended_pairs
-from qkscope.run.plan import CheckpointPlan, Plan
+from qkscope.cost.estimate import Cluster, attended_pairs
+from qkscope.run.checkpoint_plan import CheckpointPlan
+from qkscope.run.plan import Plan
 
 
 @dataclass(frozen=True)

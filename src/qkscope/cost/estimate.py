@@ -1,41 +1,37 @@
-"""What a study costs on a cluster: device hours, memory, disk, network, wall time, and what limits it.
+"""What a study costs before it runs: FLOPs, device hours, memory, disk and downloads, from shapes and token counts.
 
-Arithmetic only. FLOPs, sums and files follow exactly from shapes (tests compare them with real runs); times are these
-divided by the cluster's rates, so they are as good as the rates.
+FLOPs, sums and files follow exactly from shapes; tests compare them with real runs. Times are these amounts divided by
+a cluster's rates, as if work divided evenly over its devices, so they are lower bounds and as good as the rates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from qkscope.cost.cluster import Cluster
-from qkscope.cost.makespan import Item, schedule
-from qkscope.cost.tables import eigen_flops, eigen_turns, processes, table_amounts
-from qkscope.cost.work import (
-    CheckpointWork,
-    DeviceMemory,
-    attention_flops,
-    device_memory,
-    host_memory,
-    linear_flops,
-    planned_work,
-    sums_flops,
-    sums_traffic,
-)
+from qkscope.errors import InputError
 
 if TYPE_CHECKING:
+    from qkscope.capture.blueprint import Blueprint
+    from qkscope.layers import LayerFacts
+    from qkscope.moments.layout import Layout
+    from qkscope.moments.sizes import Sizes
+    from qkscope.run.checkpoint_plan import CheckpointPlan
     from qkscope.run.plan import Plan
 
-# What the time of a worker goes into, and what to change where it is the most. Only settings that exist.
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
+
+# What a worker's time goes into, and what to change if it is the most.
 ADVICE = {
     "matrices": "more devices help as long as there are shards for them; otherwise fewer documents",
     "attention": "it grows with the square of the context: a shorter context, or fewer documents; more devices help as "
     "long as there are shards for them",
-    "sums": "devices with faster float32 (and float64) and memory; larger batch_tokens and fewer buckets move fewer "
-    "bytes; protocol: published sums a sample of tokens",
+    "sums": "devices with faster float32 and float64; protocol: published sums a sample of tokens",
     "tokenizing": "every document is tokenized once, on one core, as far as the longest context: fewer documents, or a "
     "shorter longest context; more devices do not help",
     "loading": "fewer, larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
@@ -43,20 +39,147 @@ ADVICE = {
     "folders, or study fewer checkpoints; more documents per checkpoint are nearly free",
     "saving": "a larger shard_tokens writes fewer shard files; fewer buckets and groups make each smaller; faster "
     "storage",
-    "waiting": "whole shards do not divide evenly over the workers: a shard_tokens that cuts the documents into a "
-    "multiple of the workers, or many small shards; or fewer devices",
-    "tables": "one process makes them beside the capture, all cores share what is left at its end: more cores, or a "
-    "sample of heads; more devices do not help",
 }
+
+
+def _option(default: Any, about: str) -> Any:
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines, by rates per second. The defaults are A100s with 80 GB; measured rates make better estimates.
+
+    Each field is an option of `qkscope plan --estimate`.
+    """
+
+    devices: int = _option(8, "total number of GPUs")
+    devices_per_model: int | None = _option(None, "GPUs that share a model's layers (default: as few as possible)")
+    flops: float = _option(312e12, "peak FLOP/s of a GPU in the model's dtype")
+    flops32: float = _option(19.5e12, "peak FLOP/s of a GPU in float32, without TF32, for most products of the sums")
+    flops64: float = _option(19.5e12, "peak FLOP/s of a GPU in float64, for the first products of each shard")
+    utilization: float = _option(0.4, "share of a GPU's peaks that is reached")
+    device_memory: float = _option(80e9, "bytes of a GPU")
+    disk_bandwidth: float = _option(2e9, "bytes of weights read per second by a worker")
+    storage_bandwidth: float = _option(1e9, "bytes per second of the results folder, for all workers together")
+    download: float = _option(1e9, "bytes downloaded per second from the Hub, by all workers together")
+    tokenize: float = _option(300e3, "tokens tokenized per second by one core")
+    evict: bool = _option(False, "assume that runs use --evict, which deletes downloads once a checkpoint is done")
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and each.name != "evict" and not value > 0:
+                raise InputError(f"cluster: {each.name} should be above 0, not {value}")
+        if self.utilization > 1:
+            raise InputError(f"cluster: utilization is a share of peak, at most 1, not {self.utilization}")
+        if self.devices_per_model is not None and self.devices_per_model > self.devices:
+            raise InputError(f"cluster: {self.devices_per_model} devices per model, but there are only {self.devices}")
+
+
+# -- one checkpoint ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckpointWork:
+    """One checkpoint's shapes and amounts: all that its cost depends on."""
+
+    blueprint: Blueprint
+    layout: Layout
+    shards: tuple[int, ...]  # documents of each
+    batch_tokens: int
+    width: int  # bytes of a parameter in memory
+    stored: int  # bytes of the checkpoint's files
+    source: str  # checkpoints with the same source share its files
+    remote: bool  # whether the files have to be downloaded
+
+    @property
+    def layers(self) -> Sequence[LayerFacts]:
+        """The layers with attention."""
+        return self.blueprint.probe.layers
+
+    @property
+    def context(self) -> int:
+        """Tokens per document."""
+        return self.layout.context
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that go through the model."""
+        return sum(self.shards) * self.context
+
+    @property
+    def shard_files(self) -> int:
+        """Shard files that are written and added up; a single shard is written as the checkpoint's moments."""
+        return len(self.shards) if len(self.shards) > 1 else 0
+
+    @property
+    def rows(self) -> int:
+        """Documents in one forward pass."""
+        return max(1, min(self.batch_tokens // self.context, max(self.shards)))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes of the sums, on all devices together and in a file."""
+        from qkscope.moments.sizes import predict_sizes
+
+        return predict_sizes(self.layout, self.layers)
+
+
+def planned_work(plan: CheckpointPlan) -> CheckpointWork:
+    """The work of a planned checkpoint."""
+    source, study = plan.source, plan.study
+    shards = tuple(len(shard.documents) for shard in plan.shards())
+    work = hub_work(plan.blueprint, plan.config, plan.layout, shards, study.batch_tokens, str(source), study.dtype)
+    if source.kind == "hub":
+        return work
+    folder = Path(source.location)
+    files = [folder / source.gguf_file] if source.gguf_file else folder.glob("*.safetensors")
+    return replace(work, stored=sum(path.stat().st_size for path in files), remote=False)
+
+
+def hub_work(
+    blueprint: Blueprint,
+    config: Any,
+    layout: Layout,
+    shards: tuple[int, ...],
+    batch_tokens: int,
+    source: str,
+    dtype: str = "auto",
+) -> CheckpointWork:
+    """The work of a checkpoint on the Hub, which is stored in the dtype that its config states."""
+    stored_width = WIDTHS.get(str(getattr(config, "dtype", None)).removeprefix("torch."), 4)
+    stored = (blueprint.parameters + blueprint.weights.head) * stored_width
+    width = WIDTHS.get(dtype, stored_width)
+    return CheckpointWork(blueprint, layout, shards, batch_tokens, width, stored, source, remote=True)
+
+
+# -- FLOPs: a multiplication and an addition are two ---------------------------------------------------------
+
+
+def attended_pairs(context: int, facts: LayerFacts) -> int:
+    """(query, key) pairs that a causal layer's mask allows in one document."""
+    window = min(facts.attention_window or context, context)
+    triangle = window * (window + 1) // 2
+    if facts.attention == "chunked":
+        rest = context % window
+        return (context // window) * triangle + rest * (rest + 1) // 2
+    return triangle + (context - window) * window
 
 
 @dataclass(frozen=True)
 class Flops:
-    """A study's FLOPs."""
+    """FLOPs by what they are for; those of the sums by their precision."""
 
     matrices: float
     attention: float
-    sums: float
+    sums32: float
+    sums64: float
+
+    @property
+    def sums(self) -> float:
+        """In both precisions."""
+        return self.sums32 + self.sums64
 
     @property
     def total(self) -> float:
@@ -64,114 +187,180 @@ class Flops:
         return self.matrices + self.attention + self.sums
 
 
+def flops_of(work: CheckpointWork) -> Flops:
+    """FLOPs of a checkpoint: two for each active parameter and token, the attention that masks allow, and the sums.
+
+    The sums are the products x xᵀ and x u, without making use of symmetry: an upper bound. Products of the first tokens
+    of each shard, and of narrow heads, are float64. The switch happens between two pieces of tokens, so up to one piece
+    more may be float64.
+    """
+    from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
+
+    documents = sum(work.shards)
+    pairs = sum(4 * f.q_heads * f.head_dim * attended_pairs(work.context, f) for f in work.layers)
+    summed = (work.context - work.layout.skip_positions) * work.layout.rate  # tokens of a document
+    sums32 = sums64 = 0.0
+    for facts in work.layers:
+        per_token = (facts.q_heads + facts.kv_heads) * 2 * facts.head_dim * (facts.head_dim + 1)
+        most = float("inf") if facts.head_dim < NARROW else FLOAT64_TOKENS
+        in_float64 = sum(min(each * summed, most) for each in work.shards)
+        sums64 += per_token * in_float64
+        sums32 += per_token * (documents * summed - in_float64)
+    return Flops(2.0 * work.blueprint.weights.active * work.tokens, float(pairs * documents), sums32, sums64)
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on the fullest of the devices that share a model."""
+
+    weights: int
+    sums: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.sums + self.activations
+
+
+def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
+    """Memory with the layers spread evenly over `devices`; each layer's sums are on its device."""
+    from qkscope.moments.sizes import predict_sizes
+
+    embedding, count = work.blueprint.weights.embedding, len(work.layers)
+    per_device = ceil(count / devices)
+    blocks = [work.layers[at : at + per_device] for at in range(0, count, per_device)]
+    in_layers = (work.blueprint.parameters - embedding) * per_device / count
+    return DeviceMemory(
+        weights=round((embedding + in_layers) * work.width),
+        sums=max(predict_sizes(work.layout, block).memory for block in blocks),
+        activations=_activations(work),
+    )
+
+
+def _activations(work: CheckpointWork) -> int:
+    """Roughly what one layer of a forward pass holds, and what its sums need besides; not divided by devices."""
+    from qkscope.moments.sizes import workspace_bytes
+
+    weights, tokens = work.blueprint.weights, work.rows * work.context
+    widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
+    vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
+    layer = tokens * work.width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
+    # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
+    masked = any(f.attention_window and f.attention_window < work.context for f in work.layers)
+    mask = work.rows * work.context**2 * (1 + work.width) if masked else 0
+    return layer + workspace_bytes(work.layout, widest, tokens, work.width) + mask
+
+
+def host_memory(work: CheckpointWork) -> int:
+    """Bytes on the host: the sum so far, the next shard and their sum; or a single shard and what is written of it."""
+    per_head = sum(
+        (f.q_heads + f.kv_heads) * (f.head_dim * (f.head_dim + 1) // 2 + 2 * f.head_dim) for f in work.layers
+    )
+    return (3 if work.shard_files else 2) * 8 * per_head * (work.layout.buckets + work.layout.groups)
+
+
+# -- a study -------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Disk:
-    """Bytes at rest."""
+    """Bytes at rest, without tables and report, which take a few percent of the moments."""
 
     moments: int  # one file per checkpoint, without headers of some kilobytes
     shards: int  # at most, waiting to be merged
-    tables: int
     weights: int  # downloads in the cache, at most
 
     @property
     def peak(self) -> int:
         """The most there can be at once."""
-        return self.moments + self.shards + self.tables + self.weights
-
-
-@dataclass(frozen=True)
-class Network:
-    """Bytes that travel."""
-
-    weights: int  # downloads
-    storage: int  # shard and moments files, written and read again
+        return self.moments + self.shards + self.weights
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A study's cost."""
+    """A study's cost on a cluster."""
 
     cluster: Cluster
-    checkpoints: int
     tokens: int
     shards: int
-    per_model: int  # devices that share one model
+    devices_per_model: int
     workers: int  # models that run at once
     flops: Flops
     memory: DeviceMemory  # of the fullest device, at the checkpoint that needs most
-    host: int  # bytes on the host while sums are written or added up
+    host: int  # bytes on the host for each worker, while sums are written or added up
     disk: Disk
-    network: Network
-    busy_hours: float  # of a device computing
+    downloaded: int  # bytes
+    saved: int  # bytes of shard and moments files, written and read again
+    device_hours: float  # of one device that computes everything
     seconds: Mapping[str, float]  # of wall time by what they go into, the keys of ADVICE
-    report: float  # seconds of `qkscope report`, which is a command of its own
 
     @property
     def wall(self) -> float:
-        """Seconds from start to tables."""
+        """Seconds from start to moments, at least."""
         return sum(self.seconds.values())
-
-    @property
-    def reserved_hours(self) -> float:
-        """Device hours that are taken up until the tables begin, whether devices compute or wait."""
-        return (self.wall - self.seconds["tables"]) * self.workers * self.per_model / 3600
 
     @property
     def fits(self) -> bool:
         """Whether the fullest device has room."""
-        return self.memory.total <= self.cluster.memory
+        return self.memory.total <= self.cluster.device_memory
 
     @property
     def bottleneck(self) -> str:
-        """The key of ADVICE that most of the wall time goes into."""
+        """The key of ADVICE that takes most of the wall time."""
         return max(self.seconds, key=lambda name: self.seconds[name])
 
 
 def estimate_plan(plan: Plan, cluster: Cluster) -> Estimate:
     """What a planned study costs."""
     corpora = {id(each.corpus): each.corpus for each in plan.checkpoints}
-    surveyed = sum(document.tokens for corpus in corpora.values() for document in corpus.documents)
-    return estimate([planned_work(each) for each in plan.checkpoints], cluster, surveyed)
+    tokenized = sum(document.tokens for corpus in corpora.values() for document in corpus.documents)
+    return estimate([planned_work(each) for each in plan.checkpoints], cluster, tokenized)
 
 
-def estimate(works: Sequence[CheckpointWork], cluster: Cluster, surveyed: int | None = None) -> Estimate:
-    """What checkpoints cost; `surveyed` tokens are tokenized for the plan (by default those of the longest context)."""
-    per_model = cluster.per_model or _fewest_devices(works, cluster)
+def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int | None = None) -> Estimate:
+    """What checkpoints cost; `tokenized`: tokens of all documents (by default those of the longest context)."""
+    per_model = cluster.devices_per_model or _fewest_devices(works, cluster)
     workers = cluster.devices // per_model
-    sums = sum(sums_flops(work).total for work in works)
-    flops = Flops(sum(map(linear_flops, works)), sum(map(attention_flops, works)), sums)
-    fetched = {work.weights.source: work.weights.stored for work in works if work.weights.remote}
-    # Shards are written and read, so is their sum; a single shard is written as the sum.
-    storage = sum(work.sizes.file * (2 * len(work.shards) * work.added_up + 2) for work in works)
-    network = Network(weights=sum(fetched.values()), storage=storage)
-    memory = max((device_memory(work, per_model) for work in works), key=lambda memory: memory.total)
-    survey = max(work.tokens for work in works) if surveyed is None else surveyed
+    each = [flops_of(work) for work in works]
+    flops = Flops(*(sum(getattr(one, part.name) for one in each) for part in fields(Flops)))
+    fetched = {work.source: work.stored for work in works if work.remote}
+    saved = sum(work.sizes.file * (2 * work.shard_files + 2) for work in works)
+    reached = cluster.utilization
+    computing = {  # seconds of one device; devices that share a model take turns
+        "matrices": flops.matrices / (cluster.flops * reached),
+        "attention": flops.attention / (cluster.flops * reached),
+        "sums": flops.sums32 / (cluster.flops32 * reached) + flops.sums64 / (cluster.flops64 * reached),
+    }
+    loading = sum(work.stored for work in works) / cluster.disk_bandwidth
+    shared = {"downloads": sum(fetched.values()) / cluster.download, "saving": saved / cluster.storage_bandwidth}
+    seconds = {name: spent / workers for name, spent in {**computing, "loading": loading, **shared}.items()}
+    for name, needed in shared.items():  # all workers share the link and the storage, which may take longer
+        seconds[name] += max(0.0, needed - sum(seconds.values()))
+    seconds["tokenizing"] = (max(work.tokens for work in works) if tokenized is None else tokenized) / cluster.tokenize
     return Estimate(
         cluster=cluster,
-        checkpoints=len(works),
         tokens=sum(work.tokens for work in works),
         shards=sum(len(work.shards) for work in works),
-        per_model=per_model,
+        devices_per_model=per_model,
         workers=workers,
         flops=flops,
-        memory=memory,
-        host=host_memory(works),
+        memory=max((device_memory(work, per_model) for work in works), key=lambda memory: memory.total),
+        host=max(map(host_memory, works)),
         disk=_disk(works, fetched, workers, cluster.evict),
-        network=network,
-        busy_hours=sum(sum(_computing(work, cluster).values()) for work in works) / 3600,
-        seconds=_seconds(works, cluster, workers, network, survey),
-        report=report_seconds(works, cluster),
+        downloaded=sum(fetched.values()),
+        saved=saved,
+        device_hours=sum(computing.values()) / 3600,
+        seconds=seconds,
     )
-
-
-def report_seconds(works: Sequence[CheckpointWork], cluster: Cluster) -> float:
-    """What a report of all checkpoints takes: figures are as many for few as for many, tables are read whole."""
-    return cluster.report_start + sum(table_amounts(work).numbers for work in works) / cluster.report_numbers
 
 
 def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
     for devices in range(1, cluster.devices):
-        if all(device_memory(work, devices).total <= cluster.memory for work in works):
+        if all(device_memory(work, devices).total <= cluster.device_memory for work in works):
             return devices
     return cluster.devices
 
@@ -180,101 +369,6 @@ def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: 
     """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one ahead."""
     return Disk(
         moments=sum(work.sizes.file for work in works),
-        shards=sum(nlargest(workers, (len(work.shards) * work.added_up * work.sizes.file for work in works))),
-        tables=round(sum(table_amounts(work).bytes for work in works)),
+        shards=sum(nlargest(workers, (work.shard_files * work.sizes.file for work in works))),
         weights=sum(nlargest(2 * workers, fetched.values()) if evict else fetched.values()),
     )
-
-
-# -- time --------------------------------------------------------------------------------------------------
-
-
-def _computing(work: CheckpointWork, cluster: Cluster) -> dict[str, float]:
-    """Seconds of one device; devices that share a model take turns, so theirs are the same."""
-    reached = cluster.utilization
-    sums = sums_flops(work)
-    multiplying = sums.float32 / (cluster.flops32 * reached) + sums.float64 / (cluster.flops64 * reached)
-    return {
-        "matrices": linear_flops(work) / (cluster.flops * reached),
-        "attention": attention_flops(work) / (cluster.flops * reached),
-        "sums": multiplying + sums_traffic(work) / (cluster.memory_bandwidth * reached),
-    }
-
-
-def _seconds(
-    works: Sequence[CheckpointWork], cluster: Cluster, workers: int, network: Network, survey: int
-) -> dict[str, float]:
-    """Wall time by what it goes into: survey, then the workers' average and waiting, then tables."""
-    makespan = schedule(_items(works, cluster), workers)
-    seconds = dict.fromkeys(ADVICE, 0.0)
-    for number, work in enumerate(works):
-        for name, of_all in _computing(work, cluster).items():
-            seconds[name] += of_all / workers
-        seconds["loading"] += makespan.loads[number] * _loading(work, cluster) / workers
-        seconds["downloads"] += makespan.loads[number] * _download(work, cluster) / workers
-        seconds["saving"] += (_file(work, cluster) * len(work.shards) + _merging(work, cluster)) / workers
-    seconds["waiting"] = max(0.0, makespan.seconds - makespan.busy / workers)
-    # The link and the storage are shared: they may need longer than the workers themselves.
-    _stretch(seconds, "downloads", network.weights / cluster.download)
-    _stretch(seconds, "saving", network.storage / cluster.storage_bandwidth)
-    seconds["tables"] = _tables(works, cluster, sum(seconds.values()))
-    seconds["tokenizing"] = survey / cluster.tokenize
-    return seconds
-
-
-def _tables(works: Sequence[CheckpointWork], cluster: Cluster, capture: float) -> float:
-    """What is left of the tables when the capture ends: the last checkpoint's at least.
-
-    Beside the capture one process makes one checkpoint's after the other, and shares only the layers over the cores.
-    Afterwards it goes on so, or, where that is worth their start, several processes have checkpoints of their own.
-    """
-    alone = [_table(work, cluster, eigen_turns(work, cluster.cores)) for work in works]
-    left = max(0.0, 1.0 - capture / sum(alone))
-    several = processes(works, left, cluster.cores)
-    rest = left * sum(alone)
-    if several > 1:
-        rest = cluster.table_start + left * sum(_table(work, cluster, 1.0) for work in works) / several
-    return max(*alone, rest)
-
-
-def _table(work: CheckpointWork, cluster: Cluster, share: float) -> float:
-    """Seconds of a checkpoint's tables where one core makes this share of the eigenproblems."""
-    eigen = eigen_flops(work) * share / cluster.host_flops
-    return _file(work, cluster) + eigen + table_amounts(work).numbers / cluster.table_numbers
-
-
-def _stretch(seconds: dict[str, float], shared: str, needed: float) -> None:
-    """Make the capture as long as a shared resource needs."""
-    seconds[shared] += max(0.0, needed - sum(seconds.values()))
-
-
-def _items(works: Sequence[CheckpointWork], cluster: Cluster) -> list[Item]:
-    """The shards of all checkpoints in plan order, each checkpoint's merging after its last."""
-    items = []
-    for number, work in enumerate(works):
-        setup = _loading(work, cluster) + _download(work, cluster)
-        # Each size of shard by itself, not its share of the whole: the batches at a shard's end are not full.
-        alone = {n: sum(_computing(replace(work, shards=(n,)), cluster).values()) for n in set(work.shards)}
-        for documents in work.shards:
-            items.append(Item(alone[documents] + _file(work, cluster), number, setup))
-        items.append(Item(_merging(work, cluster)))
-    return items
-
-
-def _loading(work: CheckpointWork, cluster: Cluster) -> float:
-    return work.weights.stored / cluster.disk_bandwidth
-
-
-def _download(work: CheckpointWork, cluster: Cluster) -> float:
-    """Seconds a worker waits for the weights; others that need them wait for the same download."""
-    return work.weights.stored / cluster.download if work.weights.remote else 0.0
-
-
-def _file(work: CheckpointWork, cluster: Cluster) -> float:
-    """Seconds to write or read one moments file."""
-    return work.sizes.file / min(cluster.storage_bandwidth, cluster.checksum)
-
-
-def _merging(work: CheckpointWork, cluster: Cluster) -> float:
-    """All shards are read, their sum is written; a single shard's file is the checkpoint's already."""
-    return _file(work, cluster) * (len(work.shards) + 1) if work.added_up else 0.0

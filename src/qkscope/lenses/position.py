@@ -20,12 +20,12 @@ from qkscope.lenses.base import Figure, HeadTable, Judged, Lens, Measure
 from qkscope.lenses.categories import HIGH, LOW, classify
 from qkscope.lenses.charts import DepthMap, HeadScatter, Panel, Trajectories
 from qkscope.lenses.draws import drawn_correlations
-from qkscope.lenses.heads import HeadSample, LayerChoice
 from qkscope.lenses.rows import COMPONENTS, ZERO_R, RowSettings, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.significance import is_significant
+from qkscope.study.heads import HeadSample, LayerChoice
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import HeadTable, Judged, error_name
-from qkscope.lenses.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.lenses.means import finished_means, has_means, joined_means, mean_rows, tokens_row
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
@@ -25,6 +24,7 @@ from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, LAYER_MEANS_CSV
 from qkscope.stats.jackknife import jackknife_error
+from qkscope.study.heads import HeadSample, LayerChoice, choose_heads
 from qkscope.text import counted
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qkscope.run.plan import CheckpointPlan, Plan
+    from qkscope.run.checkpoint_plan import CheckpointPlan
+    from qkscope.run.plan import Plan
     from qkscope.run.shards import CheckpointState
 
 

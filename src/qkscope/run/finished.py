@@ -1,14 +1,14 @@
-"""Finished moments in a results folder: whether they are what the study asks for, will do, or are of something else.
+"""Finished moments and vectors in a results folder: whether they are what the study asks for.
 
-Nothing finished is replaced or forgotten without a word. Moments that differ only by rounding (other batches, other
-versions) are used; so are those of a longer context, if the shorter one ends on an edge of their buckets. All others
-are left alone: a run refuses, names what differs, and replaces them only when it is asked to.
+Nothing finished is replaced silently. Moments that differ only by rounding (other batches, other versions) are used; so
+are those of a longer context, if the shorter one ends on an edge of their buckets. For all others a run refuses, names
+what differs, and replaces them only when it is asked to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,8 @@ from qkscope.moments.file import read_provenance
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path, shards_folder
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.plan import CheckpointPlan
+from qkscope.run.checkpoint_plan import CheckpointPlan
+from qkscope.run.options import VectorSample
 
 Standing = Literal["same", "suffices", "other"]
 
@@ -44,14 +45,14 @@ WORDS = {
     "shard_tokens": "shard_tokens",
 }
 HASHES = ("model", "tokenizer", "documents", "tokens")
-# What follows from other settings is named only where none of these is.
+# Settings that follow from others are named only if none of those changed.
 DERIVED = {
     "edges": ("context", "buckets"),
     "tokens": ("context", "documents", "tokenizer", "special_tokens"),
     "common_window": ("context",),
     "unrotated_every": ("context", "stage"),
 }
-# What sums may differ in and still answer, if their edges fit.
+# Settings in which sums of a longer context may differ and still be used, if their edges fit.
 REACH = {"context", "edges", "tokens", "common_window", "unrotated_every", "last_layer"}
 ROUNDING = ("batch_tokens", "shard_tokens")
 WAY_OUT = (
@@ -62,10 +63,10 @@ WAY_OUT = (
 
 @dataclass(frozen=True)
 class MomentsJudgement:
-    """What finished moments are to a plan."""
+    """Whether finished moments can be used for a plan."""
 
     standing: Standing
-    fingerprint: str  # their own
+    fingerprint: str  # of the moments
     remarks: list[str] = field(default_factory=list)  # what differs, in words
 
 
@@ -87,7 +88,7 @@ def judge_moments(plan: CheckpointPlan, made: CheckpointRecord) -> MomentsJudgem
 
 
 def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | None:
-    """What to say where moments answer the plan's context and common window; None where they do not."""
+    """Remarks if moments include the plan's context and common window; None if they do not."""
     edges, context = stored["edges"], stored["context"]
     common = plan.layout.common or plan.context
     wanted = {plan.context, common, plan.study.skip_positions}
@@ -112,7 +113,7 @@ def _shorter(plan: CheckpointPlan, stored: Mapping[str, Any]) -> list[str] | Non
 
 
 def changed_settings(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, str]:
-    """What differs, by key, in words; keys that one side does not know are left out."""
+    """What differs, by key, in words; keys that one side does not have are left out."""
     changes = {}
     for key, word in WORDS.items():
         if key in stored and key in planned and stored[key] != planned[key]:
@@ -127,7 +128,7 @@ def _named(changes: Mapping[str, str]) -> list[str]:
 
 
 def _stored_settings(made: CheckpointRecord) -> dict[str, Any]:
-    """The settings that moments were made with; older files told only some of them."""
+    """The settings that moments were made with; older files have only some of them."""
     if made.settings is not None:
         return made.settings
     return {
@@ -150,7 +151,7 @@ def _version_remarks(made: CheckpointRecord) -> list[str]:
 
 
 def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
-    """Why a shard that is there is not one of the plan's, in words."""
+    """Why an existing shard is not one of the plan's, in words."""
     versions = _version_remarks(made)
     changes = changed_settings(_stored_settings(made), plan.settings())
     if versions and not changes:
@@ -162,10 +163,10 @@ def stale_shard(plan: CheckpointPlan, made: CheckpointRecord) -> str:
 
 
 def read_judgement(plan: CheckpointPlan, folder: Path) -> MomentsJudgement | None:
-    """What lies there of a checkpoint, by its header alone; None where nothing whole does."""
+    """The judgement on a checkpoint's moments, by their header alone; None if there are no whole ones."""
     try:
         return judge_moments(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
-    except MomentsFileError:  # missing, or damaged: it is made again, and that is told when its sums are read
+    except MomentsFileError:  # missing, or damaged: this is reported when the sums are read
         return None
 
 
@@ -209,8 +210,34 @@ def orphan_line(names: Sequence[str], folder: Path) -> str:
 
 
 def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
-    """What a run into this folder would find: what it would refuse to replace, and what nobody owns."""
+    """What a run into this folder would find: what it would refuse to replace, and what no checkpoint owns."""
     refused = refusals(plans, folder)
     notes = [f"{line}; a run will not replace it unasked: {WAY_OUT}" for line in refused]
     unowned = orphans((plan.checkpoint.name for plan in plans), folder)
     return [*notes, orphan_line(unowned, folder)] if unowned else notes
+
+
+# -- kept vectors ----------------------------------------------------------------------------------------------
+
+
+def is_sample_of(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, whole: bool) -> bool:
+    """Whether existing vectors are of whole moments of these settings, and the sample that is wanted, if one is."""
+    from qkscope.vectors.layout import has_token_texts, stored_sample
+
+    if not whole or wanted is None:
+        return whole
+    sampler = wanted.sampler(plan.layout)
+    same = stored_sample(sample) == (sampler.rate, sampler.seed, sampler.per_doubling)
+    return same and (not wanted.tokens or has_token_texts(sample))
+
+
+def require_same_sample(sample: Path, plan: CheckpointPlan, wanted: VectorSample, whole: bool) -> None:
+    """Refuse vectors that an earlier run kept with other settings: they must not pass for this run's."""
+    if is_sample_of(sample, plan, wanted, whole):
+        return
+    without = is_sample_of(sample, plan, replace(wanted, tokens=False), whole)
+    what = "vectors without the texts of their tokens" if without else "vectors of another run or rate"
+    raise InputError(f"{sample} holds {what}").advised(
+        python="remove it, use `overwrite`, or choose another `out`",
+        command="remove it, give --overwrite, or another --out",
+    )

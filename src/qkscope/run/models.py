@@ -1,6 +1,6 @@
-"""Every model of a study looked at before anything runs: the one place where `inspect`, `run` and all others check.
+"""Check every model of a study before anything runs, for `inspect`, `run` and all other commands.
 
-What costs nothing comes first and for all checkpoints: the device, every path, whether a revision can apply. Then
+Checks that cost nothing come first, for all checkpoints: the device, every path, whether a revision can apply. Then
 configs, GGUF files last because they take seconds; then layers as shapes; then tokenizers; then equal weights.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 from qkscope.capture.config import described
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
-from qkscope.lenses.heads import LayerChoice, choose_heads, head_sample, layer_choice
+from qkscope.study.heads import LayerChoice, choose_heads, head_sample, layer_choice
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Checkpoint, Study
 
-SLOW_FIRST_LAST = {"local": 0, "hub": 1, "gguf": 2}
-MOST_NAMED = 20  # checkpoints in one message
-MOST_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
+READ_ORDER = {"local": 0, "hub": 1, "gguf": 2}  # the slowest last
+MAX_NAMES = 20  # checkpoints in one message
+MAX_BLUEPRINTS = 64  # that are remembered: a watch, or a notebook, plans the same models again and again
 
 OnNote = Callable[[str], None]
 
@@ -39,7 +39,7 @@ class Model:
 def open_models(
     file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool, check_tensors: bool = True
 ) -> list[Model]:
-    """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
+    """All models of a study, in its order; the first problem is an error that names its checkpoint."""
     from qkscope.capture.hub import adapters_tokenizer
     from qkscope.capture.load import choose_device
     from qkscope.capture.tensors import require_tensors
@@ -50,7 +50,7 @@ def open_models(
     for checkpoint in checkpoints:
         with located(f"checkpoint {checkpoint.name!r}"):
             sources.append(_sources(checkpoint, file.folder, trust_remote_code))
-    order = sorted(range(len(sources)), key=lambda number: SLOW_FIRST_LAST[sources[number][0].kind])
+    order = sorted(range(len(sources)), key=lambda number: READ_ORDER[sources[number][0].kind])
     configured: dict[int, tuple[ModelSource, Any]] = {}
     for number in order:
         with located(f"checkpoint {checkpoints[number].name!r}"):
@@ -62,7 +62,7 @@ def open_models(
             layers = _blueprint(config, trust_remote_code)
             if check_tensors:
                 require_tensors(source, config)
-            choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
+            choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # raises if no head is left
             tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
@@ -91,7 +91,7 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
 
 
 def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
-    """The source at its commit and its config, checked: config and weights are then of one moment."""
+    """The source at its commit, and its checked config, so that config and weights belong together."""
     from qkscope.capture.config import check_config, find_value, load_config
     from qkscope.capture.hub import pinned
 
@@ -122,14 +122,14 @@ _blueprints: dict[str, Any] = {}
 
 
 def _blueprint(config: Any, trust_remote_code: bool) -> Any:
-    """The layers as shapes, made once of each config: those of one training run are usually all the same."""
+    """The layers as shapes, cached by config: all checkpoints of a training run usually have the same."""
     from qkscope.capture.blueprint import blueprint
 
     text = described(config)
-    if trust_remote_code:  # the code that lies with a checkpoint may be another's, and change, whatever its config says
+    if trust_remote_code:  # the code that comes with a checkpoint may differ from another's with the same config
         return blueprint(config, trust_remote_code=True)
     if text not in _blueprints:
-        if len(_blueprints) >= MOST_BLUEPRINTS:
+        if len(_blueprints) >= MAX_BLUEPRINTS:
             _blueprints.clear()
         _blueprints[text] = blueprint(config)
     return _blueprints[text]
@@ -170,11 +170,11 @@ def _settings(model: Model, tokenizer: str) -> dict[str, str]:
 
 
 def _identical(same: Sequence[Model]) -> str:
-    """Which checkpoints would have the same rows; two of them with where they are, of many the first."""
+    """The message about checkpoints that would have the same rows."""
     one, other = same[:2]
     where = str(one.source) if one.source == other.source else f"{one.source} and {other.source}"
     names = [repr(model.checkpoint.name) for model in same]
-    listed = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    listed = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
     listed = " and ".join(names) if len(names) == 2 else listed
     return (
         f"checkpoints {listed} have the same weights ({where}), context, config and tokenizer, so all their rows would "
@@ -184,7 +184,7 @@ def _identical(same: Sequence[Model]) -> str:
 
 
 def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
-    """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
+    """Groups of two or more checkpoints with equal weights, and the checkpoints whose weights are not known."""
     from qkscope.capture.content import Content
 
     contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}

@@ -1,172 +1,36 @@
-"""What a study will do, learnt without loading a weight: every config checked, every document measured.
+"""Plan a study without loading a weight: check every config, tokenize every document.
 
-A plan is a function of the study and of what it names, never of the machine, so mistakes show before hours of
-work and the same study does the same work everywhere.
+Mistakes show before hours of work, and the same study does the same work everywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.fingerprint import weights_fingerprint
+from qkscope.capture.fingerprint import tokenizer_files_fingerprint
 from qkscope.capture.source import ModelSource
-from qkscope.documents.stored import store_corpus
-from qkscope.documents.tokens import Corpus, group_of
+from qkscope.documents.stored import load_corpus, store_corpus, tokens_key
+from qkscope.documents.tokens import Corpus, survey
 from qkscope.errors import InputError, MomentsFileError, located
-from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
-from qkscope.lenses.heads import choose_heads, layer_choice
-from qkscope.moments.header import SCHEMA, read_header
+from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
+from qkscope.moments.header import read_header
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.moments.sizes import FEW_GROUPS, Sizes, default_groups, predict_sizes
-from qkscope.results.environment import numeric_versions
+from qkscope.moments.sizes import FEW_GROUPS, default_groups
 from qkscope.results.folder import moments_folder, moments_path, tokens_path
-from qkscope.run.corpora import Corpora
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.study.load import StudyFile
-from qkscope.study.schema import Checkpoint, Study
+from qkscope.study.schema import Study
 from qkscope.text import are, counted
-from qkscope.vectors.sample import published_rate
 
 NAMED = 3  # duplicates that a note names
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A block of a checkpoint's documents: the unit that is finished or not."""
-
-    number: int
-    documents: tuple[int, ...]  # indices into the corpus
-
-
-@dataclass(frozen=True)
-class CheckpointPlan:
-    """One checkpoint's work."""
-
-    checkpoint: Checkpoint  # resolved
-    source: ModelSource
-    config: Any
-    tokenizer: Any
-    tokenizer_source: ModelSource
-    tokenizer_fingerprint: str  # equal for tokenizers that encode alike
-    corpus: Corpus
-    documents: list[int]  # indices into the corpus
-    layout: Layout
-    blueprint: Any  # capture.blueprint.Blueprint
-    study: Study = field(repr=False)
-    duplicates: dict[int, int] = field(default_factory=dict)  # documents left out, and the one with the same tokens
-
-    @property
-    def too_short(self) -> int:
-        """How many documents were left out for having too few tokens."""
-        return len(self.corpus.documents) - len(self.documents) - len(self.duplicates)
-
-    @property
-    def alike(self) -> int:
-        """How many documents have the same tokens as another within this context, and differ only behind it."""
-        known = self.corpus.documents
-        return len(self.documents) - len({known[index].prefixes[self.context] for index in self.documents})
-
-    @property
-    def uncertain(self) -> int:
-        """How many documents' ids are not certain to be those of the whole text."""
-        return sum(not self.corpus.documents[index].exact for index in self.documents)
-
-    @property
-    def filled_groups(self) -> set[int]:
-        """The document groups that have documents."""
-        return {group_of(index, self.layout.groups) for index in self.documents}
-
-    @property
-    def trust_remote_code(self) -> bool:
-        """Whether Python code that lies with the checkpoint may run: a flag of the command line, never of a study."""
-        return self.source.trust_remote_code
-
-    @property
-    def context(self) -> int:
-        """Tokens per document."""
-        return self.layout.context
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that will go through the model (a sample sums fewer of them)."""
-        return len(self.documents) * self.context
-
-    @property
-    def sizes(self) -> Sizes:
-        """What the sums will cost."""
-        return predict_sizes(self.layout, self.blueprint.probe.layers)
-
-    @property
-    def last_layer(self) -> int | None:
-        """The last layer that the study analyses, where the model has later ones: a pass need not go further."""
-        layers = self.blueprint.probe.layers
-        chosen = max(choose_heads(layers, None, layer_choice(self.study)))
-        return chosen if chosen < max(facts.layer for facts in layers) else None
-
-    @property
-    def architecture(self) -> Architecture:
-        """Model type, layers, heads and widths."""
-        probe = self.blueprint.probe
-        return Architecture.of_layers(getattr(self.config, "model_type", None), probe.n_layers, probe.layers)
-
-    @property
-    def commit(self) -> str | None:
-        """The Hub commit that the revision stands for."""
-        return self.source.revision if self.source.kind == "hub" else None
-
-    def shards(self) -> list[Shard]:
-        """The documents in blocks: a function of the study alone, never of the machine or the number of workers."""
-        size = max(1, self.study.shard_tokens // self.context)
-        starts = range(0, len(self.documents), size)
-        return [Shard(number, tuple(self.documents[at : at + size])) for number, at in enumerate(starts)]
-
-    def fingerprint(self, shard: Shard | None = None) -> str:
-        """A hash of everything the moments (of one shard) depend on; equal means they need not be made again."""
-        facts = self._facts(shard)
-        return f"sha256:{hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()}"
-
-    def _facts(self, shard: Shard | None) -> dict[str, Any]:
-        facts = {
-            "schema": SCHEMA,
-            "model": weights_fingerprint(self.source) or self.commit,
-            "config": self.checkpoint.config,
-            "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else self.documents),
-            "edges": self.layout.edges,
-            "groups": self.layout.groups,
-            "common_window": self.layout.common,
-            "unrotated_every": self.layout.unrotated_every,
-            "sample": None if self.layout.rate == 1 else [self.layout.rate, self.layout.seed],
-            "stage": self.study.stage,
-            "last_layer": self.last_layer,
-            "dtype": self.study.dtype,
-            "batch_tokens": self.study.batch_tokens,
-            "shard_tokens": None if shard else self.study.shard_tokens,
-        }
-        if self.trust_remote_code:
-            facts["trust_remote_code"] = True
-        if shard:  # parts of one sum are made by one version of everything; a finished sum says which made it
-            facts["versions"] = numeric_versions()
-        return facts
-
-    def settings(self) -> dict[str, Any]:
-        """What the checkpoint's moments depend on, told apart: kept with them, so that a change can be named."""
-        seen = (f"{index} {self.corpus.documents[index].digest}" for index in self.documents)
-        return {
-            **self._facts(None),
-            "edges": list(self.layout.edges),
-            "context": self.context,
-            "buckets": self.study.buckets,
-            "documents": f"sha256:{hashlib.sha256(' '.join(seen).encode()).hexdigest()}",
-            "tokenizer": self.tokenizer_fingerprint,
-            "special_tokens": self.corpus.settings.special_tokens,
-            "trust_remote_code": self.trust_remote_code,
-        }
 
 
 @dataclass(frozen=True)
@@ -182,6 +46,10 @@ class Plan:
         """The study itself."""
         return self.file.study
 
+    def chosen(self, names: Collection[str]) -> list[CheckpointPlan]:
+        """The checkpoints of these names; all of them if no names are given."""
+        return [each for each in self.checkpoints if not names or each.checkpoint.name in names]
+
     @property
     def disk(self) -> int:
         """Bytes of all moments files."""
@@ -193,7 +61,7 @@ class Plan:
         return self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
 
     def how_read(self) -> str:
-        """How the study's entries are read, in a sentence."""
+        """How the study's checkpoints are related, in a sentence."""
         return kind_sentence(self.kind, len(self.checkpoints), self.study.kind is not None)
 
     @property
@@ -207,7 +75,7 @@ class Plan:
         return sum(plan.tokens for plan in self.checkpoints)
 
     def numbered_shards(self) -> list[tuple[CheckpointPlan, Shard]]:
-        """Every shard of the study; its place in this list is its number on the command line."""
+        """Every shard of the study; its index in this list is its number on the command line."""
         return [(each, shard) for each in self.checkpoints for shard in each.shards()]
 
     def notes(self) -> list[str]:
@@ -233,7 +101,7 @@ class Plan:
 
 
 def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
-    """Documents that count once, those that a short context does not distinguish, and those with uncertain tokens."""
+    """Documents that are copies, that a short context does not distinguish, or whose tokens are uncertain."""
     notes = []
     most = max(plans, key=lambda plan: len(plan.duplicates))
     if count := len(most.duplicates):
@@ -287,12 +155,12 @@ def make_plan(
     results: Path | None = None,
     check_tensors: bool = True,
 ) -> Plan:
-    """Resolve, check and measure everything; the first thing that is wrong is an error that names its checkpoint.
+    """Resolve and check everything; the first problem is an error that names its checkpoint.
 
-    `here` says that this machine will do the work, so that it must have the study's device.
-    `trust_remote_code` lets Python code that lies with a checkpoint run; a study file cannot ask for it.
-    `results` is a folder in which an earlier run may have kept the documents' tokens; nothing is written there.
-    `check_tensors` refuses checkpoints whose tensors do not fit their config; without it, loading them does.
+    `here`: this machine will do the work, so it must have the study's device.
+    `trust_remote_code`: allow Python code that comes with a checkpoint to run; a study file cannot ask for it.
+    `results`: a folder in which an earlier run may have stored the documents' tokens; nothing is written there.
+    `check_tensors`: refuse checkpoints whose tensors do not fit their config now, not when they are loaded.
     """
     models = open_models(
         file, events.noted, here=here, trust_remote_code=trust_remote_code, check_tensors=check_tensors
@@ -311,37 +179,22 @@ def make_plan(
 
 
 def _with_groups(plans: list[CheckpointPlan], study: Study, results: Path | None) -> list[CheckpointPlan]:
-    """The same plans with one number of document groups: the study's, that of moments already there, or the default."""
+    """The plans with one number of document groups: the study's, that of existing moments, or the default."""
     if study.groups is not None or not plans:
         return plans
     own = [moments_path(results, each.checkpoint.name) for each in plans] if results else []
     others = sorted(moments_folder(results).glob("*.safetensors")) if results else []
-    groups = next((number for number in map(_groups_there, own + others) if number), 0) or default_groups(
+    groups = next((number for number in map(_groups_in, own + others) if number), 0) or default_groups(
         min(len(each.documents) for each in plans), [(each.layout, each.blueprint.probe.layers) for each in plans]
     )
     return [replace(each, layout=replace(each.layout, groups=groups)) for each in plans]
 
 
-def _groups_there(path: Path) -> int | None:
+def _groups_in(path: Path) -> int | None:
     try:
         return read_header(path).layout.groups if path.exists() else None
     except MomentsFileError:
         return None
-
-
-def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
-    """The same plan with the documents' tokens in a results folder, where whoever comes next finds them."""
-    there: dict[int, Corpus] = {}
-    for corpus in (each.corpus for each in plan.checkpoints):
-        if id(corpus) not in there:
-            there[id(corpus)] = _with_tokens_kept(corpus, folder)
-    return replace(plan, checkpoints=[replace(each, corpus=there[id(each.corpus)]) for each in plan.checkpoints])
-
-
-def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
-    if corpus.stored or corpus.kept is None or not corpus.kept.there:
-        return corpus
-    return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)
 
 
 def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
@@ -367,21 +220,23 @@ def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
 
 
 def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]) -> int:
-    """The common window of a study that says it in characters, in tokens of one tokenizer."""
+    """The common window of a study that states it in characters, in tokens of one tokenizer."""
     characters, window = corpus.characters or 0, corpus.window_of_characters(documents)
-    said = f"the first {characters:,} characters of its documents (common_window) are {counted(window, 'token')}"
+    stated = f"the first {characters:,} characters of its documents (common_window) are {counted(window, 'token')}"
     if window > context:
         raise InputError(
-            f"{said} on average, more than its context of {context:,}: there is no window that all checkpoints share; "
-            f"give it a longer context, or about {characters * context // window:,} characters at most"
+            f"{stated} on average, more than its context of {context:,}: there is no window that all checkpoints "
+            f"share; give it a longer context, or about {characters * context // window:,} characters at most"
         )
     if window <= study.skip_positions + 1:
-        raise InputError(f"{said} on average, all of which skip_positions {study.skip_positions} would skip")
+        raise InputError(f"{stated} on average, all of which skip_positions {study.skip_positions} would skip")
     return window
 
 
 def _layout(study: Study, context: int, common: int) -> Layout:
-    """The sums' axes; the published protocol keeps on average one token per position bucket."""
+    """The axes of the sums; the published protocol keeps one token per position bucket on average."""
+    from qkscope.vectors.sample import published_rate
+
     seed = study.sample_seed()
     layout = capture_layout(
         context,
@@ -391,5 +246,99 @@ def _layout(study: Study, context: int, common: int) -> Layout:
         skip=study.skip_positions,
         sample=None if seed is None else (published_rate(context), seed),
     )
-    # Vectors that are taken before rotation have nothing to be turned back.
+    # With `stage: pre_rope`, vectors are captured before rotation: there is nothing to undo.
     return layout if study.stage == "post_rope" else replace(layout, unrotated_every=0)
+
+
+# -- documents -----------------------------------------------------------------------------------------------
+
+
+class Corpora:
+    """The documents, tokenized once under each tokenizer however many checkpoints share it.
+
+    All contexts are named first (`need`), so that documents are tokenized once, as far as the longest context.
+    """
+
+    def __init__(self, file: StudyFile, on_document: Callable[[int], None], results: Path | None) -> None:
+        self._file, self._on_document, self._results = file, on_document, results
+        self._by_source: dict[ModelSource, tuple[str, ModelSource]] = {}  # digest, source at its commit
+        # By digest: ten checkpoints in ten folders usually have ten copies of one tokenizer.
+        self._tokenizers: dict[str, Any] = {}
+        self._digest_of_files: dict[str, str] = {}  # so that equal files are loaded once
+        self._contexts: dict[str, set[int]] = {}
+        self._corpora: dict[str, Corpus] = {}
+        self._documents = 0
+
+    def need(self, source: ModelSource, context: int) -> None:
+        """A checkpoint with the tokenizer of `source` will read this many tokens of each document."""
+        if source not in self._by_source:
+            files = tokenizer_files_fingerprint(source)
+            known = None if files is None else self._digest_of_files.get(files)
+            self._by_source[source] = (known, source) if known else self._load(source)
+            if files is not None:
+                self._digest_of_files[files] = self.digest(source)
+        self._contexts.setdefault(self.digest(source), set()).add(context)
+
+    def _load(self, source: ModelSource) -> tuple[str, ModelSource]:
+        from qkscope.capture.load import load_tokenizer
+
+        tokenizer, exact = load_tokenizer(source)
+        digest = tokenizer_digest(tokenizer)
+        self._tokenizers.setdefault(digest, tokenizer)
+        return digest, exact
+
+    def longest(self, source: ModelSource) -> int:
+        """The longest context of all checkpoints with this tokenizer."""
+        return max(self._contexts[self.digest(source)])
+
+    def digest(self, source: ModelSource) -> str:
+        """Equal for sources whose tokenizers encode alike."""
+        return self._by_source[source][0]
+
+    def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
+        """The tokenizer of `source`, the source at its commit, and the documents in its tokens."""
+        digest, exact = self._by_source[source]
+        if digest not in self._corpora:
+            self._corpora[digest] = self._tokenized(digest)
+        return self._tokenizers[digest], exact, self._corpora[digest]
+
+    def _tokenized(self, digest: str) -> Corpus:
+        """The documents as an earlier run tokenized them, if they are still the same, or tokenized now."""
+        study, folder, contexts = self._file.study, self._file.folder, self._contexts[digest]
+        characters = study.characters_in_common
+        key = tokens_key(study.documents, digest, contexts, characters)
+        if self._results is not None:
+            stored = load_corpus(tokens_path(self._results, key), key, study.documents, folder)
+            if stored is not None:
+                return stored
+        tokenizer = self._tokenizers[digest]
+        return survey(study.documents, folder, tokenizer, contexts, self._read_one, key=key, characters=characters)
+
+    def _read_one(self, _: Any) -> None:
+        self._documents += 1
+        self._on_document(self._documents)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A hash that is equal for tokenizers that encode alike."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a slow tokenizer: its class and vocabulary have to do
+        described = json.dumps([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())])
+    else:
+        described = backend.to_str()
+    return f"sha256:{hashlib.sha256(f'{described} {tokenizer.bos_token_id}'.encode()).hexdigest()}"
+
+
+def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
+    """The same plan with the documents' tokens stored in a results folder, for workers and later runs."""
+    stored: dict[int, Corpus] = {}
+    for corpus in (each.corpus for each in plan.checkpoints):
+        if id(corpus) not in stored:
+            stored[id(corpus)] = _with_tokens_kept(corpus, folder)
+    return replace(plan, checkpoints=[replace(each, corpus=stored[id(each.corpus)]) for each in plan.checkpoints])
+
+
+def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
+    if corpus.stored or corpus.kept is None or not corpus.kept.there:
+        return corpus
+    return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)

@@ -13,21 +13,49 @@ from qkscope.capture.probe import ProbedModel
 from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.plan import CheckpointPlan
+from qkscope.run.checkpoint_plan import CheckpointPlan
 
-LISTED = 100  # duplicates that are listed: [document, the one with the same tokens]
+MAX_DUPLICATES = 100  # that are listed, as [document, the one with the same tokens]
 
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
-    """Everything about one checkpoint's capture; stored inside its moments file."""
+    """Everything about one checkpoint's capture; stored inside its moments file, with keys in this order."""
+    checkpoint, source = plan.checkpoint, plan.source
     return CheckpointRecord.of(
         {
-            **_named(plan, backbone),
+            # the checkpoint and its place in the study
+            "name": checkpoint.name,
+            "label": checkpoint.label,
+            "phase": checkpoint.phase,
+            "step": checkpoint.step,
+            "trained_tokens": checkpoint.tokens,
+            "run": checkpoint.run,
+            "context": plan.context,
+            "family": checkpoint.family,
+            "parameters": checkpoint.parameters or count_parameters(backbone),
+            "tags": checkpoint.tags,
             "attention_hashes": attention_hashes(backbone),
-            **_weights(plan),
-            **_layers(plan, probe),
-            **_computed(plan, probe, backbone),
-            **_read(plan),
+            # weights, config and tokenizer
+            "model": checkpoint.model,
+            "revision": checkpoint.revision,
+            "commit": plan.commit,
+            "base_model": source.location if source.adapter else None,
+            "adapter_commit": source.adapter_revision,
+            "weights": weights_fingerprint(source),
+            "weights_file_state": weights_file_state(source),
+            "trust_remote_code": plan.trust_remote_code,
+            "config_overrides": checkpoint.config or {},
+            "tokenizer": checkpoint.tokenizer or checkpoint.model,
+            "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
+            "tokenizer_fingerprint": plan.tokenizer_fingerprint,
+            "model_type": getattr(plan.config, "model_type", None),
+            # layers and how they encode position
+            "n_layers": probe.n_layers,
+            "layers_without_attention": list(probe.gaps),
+            "rope_theta": _config_value(plan, "rope_theta"),
+            "max_position_embeddings": _config_value(plan, "max_position_embeddings"),
+            **_computation(plan, probe, backbone),
+            **_documents(plan),
             "layers": [facts.outline() for facts in probe.layers],
             "fingerprint": plan.fingerprint(),
             "settings": plan.settings(),
@@ -37,55 +65,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
     )
 
 
-def _named(plan: CheckpointPlan, backbone: Any) -> dict[str, Any]:
-    """What the checkpoint is called, and where it stands in its study."""
-    checkpoint = plan.checkpoint
-    return {
-        "name": checkpoint.name,
-        "label": checkpoint.label,
-        "phase": checkpoint.phase,
-        "step": checkpoint.step,
-        "trained_tokens": checkpoint.tokens,
-        "run": checkpoint.run,
-        "context": plan.context,
-        "family": checkpoint.family,
-        "parameters": checkpoint.parameters or count_parameters(backbone),
-        "tags": checkpoint.tags,
-    }
-
-
-def _weights(plan: CheckpointPlan) -> dict[str, Any]:
-    """Where weights, config and tokenizer come from."""
-    checkpoint = plan.checkpoint
-    return {
-        "model": checkpoint.model,
-        "revision": checkpoint.revision,
-        "commit": plan.commit,
-        "base_model": plan.source.location if plan.source.adapter else None,
-        "adapter_commit": plan.source.adapter_revision,
-        "weights": weights_fingerprint(plan.source),
-        "weights_file_state": weights_file_state(plan.source),
-        "trust_remote_code": plan.trust_remote_code,
-        "config_overrides": checkpoint.config or {},
-        "tokenizer": checkpoint.tokenizer or checkpoint.model,
-        "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
-        "tokenizer_fingerprint": plan.tokenizer_fingerprint,
-        "model_type": getattr(plan.config, "model_type", None),
-    }
-
-
-def _layers(plan: CheckpointPlan, probe: ProbedModel) -> dict[str, Any]:
-    """How many layers there are, and how they encode position."""
-    return {
-        "n_layers": probe.n_layers,
-        "layers_without_attention": list(probe.gaps),
-        "rope_theta": _config_value(plan, "rope_theta"),
-        "max_position_embeddings": _config_value(plan, "max_position_embeddings"),
-    }
-
-
-def _computed(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> dict[str, Any]:
-    """In which precision, where and by which kernel."""
+def _computation(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> dict[str, Any]:
     parameter = next(backbone.parameters())
     return {
         "dtype": str(parameter.dtype).removeprefix("torch."),
@@ -96,8 +76,8 @@ def _computed(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> dict[s
     }
 
 
-def _read(plan: CheckpointPlan) -> dict[str, Any]:
-    """Documents and tokens."""
+def _documents(plan: CheckpointPlan) -> dict[str, Any]:
+    encoder = Encoder(plan.tokenizer, plan.corpus.settings.special_tokens)
     return {
         "corpus": {
             "source": plan.corpus.source,
@@ -105,23 +85,17 @@ def _read(plan: CheckpointPlan) -> dict[str, Any]:
             "documents": len(plan.corpus.documents),
             "special_tokens": plan.corpus.settings.special_tokens,
         },
-        "texts_begin_with": _opening(plan),
+        "texts_begin_with": [str(token) for token in plan.tokenizer.convert_ids_to_tokens(encoder.opening())],
         "documents": len(plan.documents),
         "documents_too_short": plan.too_short,
         "documents_duplicate": len(plan.duplicates),
-        "duplicates": [list(pair) for pair in islice(plan.duplicates.items(), LISTED)],
+        "duplicates": [list(pair) for pair in islice(plan.duplicates.items(), MAX_DUPLICATES)],
         "documents_uncertain": plan.uncertain,
         "tokens": plan.tokens,
         "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context, plan.documents),
         "protocol": plan.study.protocol,
         "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
     }
-
-
-def _opening(plan: CheckpointPlan) -> list[str]:
-    """The special tokens before every text, as the tokenizer spells them."""
-    encoder = Encoder(plan.tokenizer, plan.corpus.settings.special_tokens)
-    return [str(token) for token in plan.tokenizer.convert_ids_to_tokens(encoder.opening())]
 
 
 def _config_value(plan: CheckpointPlan, key: str) -> Any:

@@ -1,11 +1,12 @@
 """Run shards in this process, on its devices: the model stays loaded from one shard of a checkpoint to the next.
 
 A shard is summed as a whole or not at all. When a document makes the model fail, or memory runs out, the sums of
-that attempt are thrown away and the shard starts again, without the document or with smaller batches.
+that attempt are dropped and the shard starts again, without the document or with smaller batches.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qkscope.capture.source import ModelSource
 from qkscope.documents.tokens import batches, group_of
 from qkscope.errors import (
     BatchError,
@@ -23,55 +25,20 @@ from qkscope.errors import (
     ModelError,
     OutOfMemory,
 )
-from qkscope.run.ahead import Ahead
-from qkscope.run.plan import CheckpointPlan, Shard
-from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate, sampled_positions
+from qkscope.processes import free_memory
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
+from qkscope.run.options import CaptureOptions, VectorSample
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, ChoosePositions
     from qkscope.capture.probe import ProbedModel
-    from qkscope.capture.tap import AttentionCall
-    from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
     from qkscope.vectors.write import VectorWriter
 
-
 # What makes one checkpoint impossible to measure and says nothing about the others.
 BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
-
-
-@dataclass(frozen=True)
-class Leniency:
-    """What may be left out so that the rest goes on; it is recorded."""
-
-    documents: bool = False  # that make the model fail
-    checkpoints: bool = False  # that cannot be measured
-
-
-@dataclass(frozen=True)
-class VectorSample:
-    """A request to keep raw vectors: a share of tokens, or (None) one in as many as a bucket has positions."""
-
-    rate: float | None = None
-    seed: int = 0
-    tokens: bool = False  # whether the texts of tokens are kept beside them
-    per_doubling: int = 0  # instead of a rate: log-uniform, so many tokens each time that the position doubles
-
-    def sampler(self, layout: Layout) -> VectorSampler:
-        """The same for the positions of one checkpoint."""
-        rate = published_rate(layout.context) if self.rate is None else self.rate
-        if self.per_doubling:
-            rate = log_uniform_rate(layout.context, self.per_doubling)
-        return VectorSampler(rate, self.seed, layout, self.per_doubling)
-
-
-@dataclass(frozen=True)
-class ShardListener:
-    """Called as a shard advances."""
-
-    advanced: Callable[[int, int], None] = lambda documents, tokens: None
-    noted: Callable[[str], None] = lambda message: None
+SPARE_MEMORY = 2**30  # bytes that stay free when the next checkpoint's weights are read ahead
 
 
 @dataclass(frozen=True)
@@ -86,7 +53,7 @@ class Loaded:
 
 @dataclass
 class Attempt:
-    """One try at a shard: what it leaves out, how large its batches are, how far it came."""
+    """One attempt at a shard: what it leaves out, its batch size, and how far it came."""
 
     batch_tokens: int
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -95,13 +62,21 @@ class Attempt:
 
 
 class ShardRunner:
-    """Runs one shard after the other; loads a checkpoint only when it changes."""
+    """Runs one shard after the other; loads a checkpoint only when it changes.
 
-    def __init__(self, *, leniency: Leniency = Leniency(), listener: ShardListener = ShardListener()) -> None:  # noqa: B008
-        self._leniency = leniency
-        self._listener = listener
+    `advanced` is called with documents and tokens after each batch (negative: a shard starts again), `noted` with
+    messages for the user.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
+        advanced: Callable[[int, int], None] = lambda documents, tokens: None,
+        noted: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._options, self._advanced, self._noted = options, advanced, noted
         self._loaded: Loaded | None = None
-        self._ahead = Ahead()
+        self._next = Prefetch()
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
 
     def run(
@@ -114,7 +89,7 @@ class ShardRunner:
         """The shard's moments, with their provenance; the weights of `following` are fetched meanwhile."""
         loaded = self._load(plan)
         if following is not None:
-            self._ahead.begin(following.source)
+            self._next.start(following.source)
         attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
         begun = time.perf_counter()
         moments = self._collect(loaded, plan, shard, attempt, writer)
@@ -144,8 +119,8 @@ class ShardRunner:
 
         name = plan.checkpoint.name
         if self._loaded is None or self._loaded.name != name:
-            self._loaded = self._batch_tokens = None  # the old model goes before the new one comes
-            self._ahead.enough()
+            self._loaded = self._batch_tokens = None  # free the old model before the new one is loaded
+            self._next.stop()
             model = load_backbone(plan.source, plan.config, dtype=plan.study.dtype, device=plan.study.device)
             probe = probe_model(model, plan.context)
             self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))
@@ -168,20 +143,22 @@ class ShardRunner:
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
                 choose_positions=None if plan.layout.rate == 1 else _sampled(plan),
-                on_call=None if writer is None else partial(_write_vectors, writer),
-                done=partial(self._advance, attempt),
+                on_call=None
+                if writer is None
+                else lambda call, batch: writer.observe(call, batch.documents, batch.positions),
+                done=partial(self._batch_done, attempt),
             )
         except BatchError as error:
             again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
         # Outside the handler, so that nothing keeps the failed batch's tensors alive.
-        self._listener.advanced(-attempt.documents, -attempt.tokens)
-        self._listener.noted(again)
+        self._advanced(-attempt.documents, -attempt.tokens)
+        self._noted(again)
         return None
 
-    def _advance(self, attempt: Attempt, batch: Batch) -> None:
+    def _batch_done(self, attempt: Attempt, batch: Batch) -> None:
         attempt.documents += len(batch.names)
         attempt.tokens += batch.tokens
-        self._listener.advanced(len(batch.names), batch.tokens)
+        self._advanced(len(batch.names), batch.tokens)
 
     def _avoid(
         self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
@@ -190,7 +167,7 @@ class ShardRunner:
         if isinstance(error, OutOfMemory):
             return self._halve(error, plan, attempt, restartable)
         failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
-        skipping = restartable and self._leniency.documents
+        skipping = restartable and self._options.skip_bad_documents
         if skipping:
             attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
             if len(attempt.skipped) < len(shard.documents):
@@ -199,13 +176,16 @@ class ShardRunner:
                     "without it"
                 )
         failed = set(shard.documents if skipping else failure.documents)
-        if (skipping or self._leniency.checkpoints) and not _any_works(loaded, plan, failed):
+        if (skipping or self._options.skip_bad_checkpoints) and not _any_works(loaded, plan, failed):
             raise EveryDocumentFails(
                 f"every document fails, so the checkpoint is at fault; the last: {failure}"
             ) from None
         if skipping:
             raise BatchError(f"every document of shard {shard.number} fails; the last: {failure}") from None
-        raise _advised(failure) from None
+        raise failure.advised(
+            python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
+            command="leave it out of the study, or give --skip-bad-documents",
+        ) from None
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
         from qkscope.capture.devices import release_memory
@@ -221,15 +201,8 @@ class ShardRunner:
         return f"{error}: batches are halved to {smaller} tokens from here on (batch_tokens in the study sets it)"
 
 
-def _advised(failure: DocumentFailure) -> DocumentFailure:
-    return failure.advised(
-        python="leave it out of the study, or give CaptureOptions(skip_bad_documents=True)",
-        command="leave it out of the study, or give --skip-bad-documents",
-    )
-
-
 def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
-    """Whether any other document of the checkpoint can be measured, one after the other until one can."""
+    """Whether any other document of the checkpoint can be measured; they are tried one by one."""
     from qkscope.capture.collect import collect_moments
 
     for index in (index for index in plan.documents if index not in failed):
@@ -253,10 +226,6 @@ def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Sha
     raise error
 
 
-def _write_vectors(writer: VectorWriter, call: AttentionCall, batch: Batch) -> None:
-    writer.observe(call, batch.documents, batch.positions)
-
-
 def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iterator[Batch]:
     from qkscope.capture.collect import make_batch
 
@@ -271,7 +240,8 @@ def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iter
 
 
 def _sampled(plan: CheckpointPlan) -> ChoosePositions:
-    """Which tokens the study's sample sums, layer by layer."""
+    """Which tokens of each layer a study with a sample sums."""
+    from qkscope.vectors.sample import sampled_positions
 
     def choose(layer: int, batch: Batch) -> Any:
         return sampled_positions(
@@ -297,3 +267,45 @@ def token_texts(plan: CheckpointPlan) -> Callable[[Any, Any], list[str]]:
         return [texts[int(document)][int(position)] for document, position in zip(documents, positions, strict=True)]
 
     return of
+
+
+# -- the next checkpoint ---------------------------------------------------------------------------------------
+
+
+class Prefetch:
+    """Downloads and reads the weights of the next checkpoint, one at a time, while this one computes.
+
+    Errors are ignored: the checkpoint is loaded all the same later, and meets them there.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._source: ModelSource | None = None
+        self._stopped = threading.Event()
+
+    def start(self, source: ModelSource) -> None:
+        """Fetch a checkpoint, unless that was done, or another is still being fetched."""
+        if source == self._source or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._source, self._stopped = source, threading.Event()
+        # A daemon: a run that ends does not wait for a download, which the next attempt resumes.
+        self._thread = threading.Thread(target=_fetch, args=(source, self._stopped), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for what is being fetched (for tests)."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """Read no further, because the checkpoint is being loaded. A download goes on, and loading waits for it."""
+        self._stopped.set()
+
+
+def _fetch(source: ModelSource, stopped: threading.Event) -> None:
+    from qkscope.capture.ahead import fetch_weights, read_through
+
+    with suppress(Exception):
+        files = fetch_weights(source)
+        if sum(path.stat().st_size for path in files) + SPARE_MEMORY <= free_memory():
+            read_through(files, stopped)

@@ -1,4 +1,4 @@
-"""A checkpoint's shards on disk: where they wait, whether they still hold, how they become its moments."""
+"""A checkpoint's shards on disk: whether they can be used, and how they become its moments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import holding
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.finished import judge_moments, read_judgement, stale_shard
-from qkscope.run.plan import CheckpointPlan, Shard
 
 
 @contextmanager
 def running_shard(folder: Path, checkpoint: str, shard: Shard) -> Iterator[bool]:
-    """Hold a shard while it runs, for `qkscope status` to see it running wherever it does; gives whether it is ours."""
+    """Lock a shard while it runs, which `qkscope status` sees; yields whether the lock was free."""
     path = running_path(folder, checkpoint, shard.number)
     with holding(path) as ours:
         try:
@@ -36,16 +36,16 @@ class CheckpointState:
     """What a results folder holds of one checkpoint, after reading every file of it."""
 
     plan: CheckpointPlan
-    whole: bool  # its moments are there and hold
+    whole: bool  # its finished moments can be used
     done: list[Shard] = field(default_factory=list)
     left: list[Shard] = field(default_factory=list)
-    unusable: list[str] = field(default_factory=list)  # files that must be made again, and why
+    unusable: list[str] = field(default_factory=list)  # files that must be made again, with reasons
     skipped: int = 0  # documents that an earlier run left out
     remarks: list[str] = field(default_factory=list)  # how what is used differs from what would be made now
 
 
 def examine(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> CheckpointState:
-    """Read what is there of a checkpoint: checksums and what each file was made from.
+    """Read all files of a checkpoint: their checksums, and the settings that they were made with.
 
     With `overwrite`, finished moments that differ in any way from what would be made now are to be made again.
     """
@@ -64,7 +64,7 @@ def examine(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> C
 def examine_finished(
     plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False
 ) -> CheckpointState | None:
-    """The state of a checkpoint whose finished moments are used; else why they are not."""
+    """The state of a checkpoint whose finished moments can be used; otherwise None, and why is added to `reasons`."""
     path = moments_path(folder, plan.checkpoint.name)
     moments = _loaded(path, reasons)
     if moments is None:
@@ -79,7 +79,7 @@ def examine_finished(
 
 
 def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None) -> Moments | None:
-    """A shard's moments, if they are there, whole, and what the plan would make; else a reason."""
+    """A shard's moments, if they exist and are what the plan would make; otherwise None, and a reason."""
     path, remarks = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
     moments = _loaded(path, remarks)
     if moments is None:
@@ -102,25 +102,25 @@ def _loaded(path: Path, reasons: list[str]) -> Moments | None:
 
 
 def is_only(plan: CheckpointPlan) -> bool:
-    """Whether a checkpoint is one shard: then nothing is added up, and the shard's sums are the checkpoint's."""
+    """Whether a checkpoint is a single shard, whose sums are the checkpoint's."""
     return len(plan.shards()) == 1
 
 
 def delivery_path(plan: CheckpointPlan, number: int, folder: Path) -> Path:
-    """Where a shard's sums are written once it is finished: beside the others, or, of a single one, as the whole."""
+    """Where a finished shard is written: next to the others, or as the checkpoint's moments if it is the only one."""
     name = plan.checkpoint.name
     return moments_path(folder, name) if is_only(plan) else shard_path(folder, name, number)
 
 
 def deliver(plan: CheckpointPlan, moments: Moments, path: Path) -> None:
-    """Write a shard's sums; those of a single shard with the provenance of the whole, so that this is the last time."""
+    """Write a shard's sums; those of a single shard with the provenance of the whole checkpoint."""
     if is_only(plan):
         _finish(plan, moments, moments.provenance["seconds"], moments.provenance["documents_skipped"])
     moments.save(path)
 
 
 def accept_whole(plan: CheckpointPlan, folder: Path) -> list[str]:
-    """Check, by its header, the file that the worker of a single shard wrote; how it differs from one made here."""
+    """Check the header of the file that the worker of a single shard wrote; returns how it differs from ours."""
     name = plan.checkpoint.name
     judged = read_judgement(plan, folder)
     if judged is None or judged.standing != "same":
@@ -131,7 +131,7 @@ def accept_whole(plan: CheckpointPlan, folder: Path) -> list[str]:
 
 
 def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
-    """Add up all shards in plan order, always from their files (the same bytes however the run went), and drop them."""
+    """Add up all shards in plan order, from their files, so that the bytes are always the same, and delete them."""
     name = plan.checkpoint.name
     merged: Moments | None = None
     seconds = 0.0
@@ -149,7 +149,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
 
 
 def _finish(plan: CheckpointPlan, moments: Moments, seconds: float, skipped: list[dict[str, Any]]) -> None:
-    """Say of sums that were of a shard that they are now the checkpoint's."""
+    """Give sums the provenance of a whole checkpoint."""
     moments.provenance.pop("shard", None)
     moments.provenance.update(
         fingerprint=plan.fingerprint(),
@@ -163,7 +163,7 @@ def _finish(plan: CheckpointPlan, moments: Moments, seconds: float, skipped: lis
 
 
 def _part(plan: CheckpointPlan, shard: Shard, folder: Path) -> Moments:
-    """A shard to be added up; one that another version or other settings made on another machine is refused."""
+    """A shard to be added up; refused if another machine made it with other versions or settings."""
     reasons: list[str] = []
     part = usable_shard(plan, shard, folder, reasons)
     if part is None:

@@ -1,18 +1,144 @@
-"""How far a run is, read from its results folder alone: works while it runs, after it died, and on a copy."""
+"""`plan.json` in a results folder, and how far a run is, read from the folder alone.
+
+This works while a study runs, after it died, and on a copy of the folder, and needs neither model nor documents.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
-from qkscope.errors import MomentsFileError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qkscope.errors import InputError, MomentsFileError, located
+from qkscope.files import write_bytes, write_text
+from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
-from qkscope.results.folder import QK_CSV, lock_path, moments_path, results_file, running_path, shard_path
+from qkscope.results.folder import (
+    PLAN_JSON,
+    QK_CSV,
+    STUDY_YAML,
+    lock_path,
+    moments_path,
+    results_file,
+    running_path,
+    shard_path,
+)
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import Holder, holder, is_held
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.finished import orphan_line, orphans
-from qkscope.run.record import PlannedCheckpoint, ShardRecord, read_record
+from qkscope.run.checkpoint_plan import CheckpointPlan
+from qkscope.run.finished import orphan_line, orphans, read_judgement
+from qkscope.run.plan import Plan
+from qkscope.study.load import MAX_BYTES, study_text
+from qkscope.study.schema import Name
+
+SCHEMA = 1
+# Limits of what a file may claim, far above any run: 64 MiB hold 400 000 shards.
+MAX_FILE, MAX_COUNT, MAX_TEXT = 64 * 1024 * 1024, 2**31, 200
+
+PlannedCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Fingerprint = Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+class _StrictRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ShardRecord(_StrictRecord):
+    """One shard: its size, and the fingerprint that its file must have."""
+
+    documents: PlannedCount
+    fingerprint: Fingerprint
+
+
+class PlannedCheckpoint(_StrictRecord):
+    """One checkpoint of the plan."""
+
+    name: Name
+    context: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    fingerprint: Fingerprint
+    shards: list[ShardRecord]
+
+
+class PlanRecord(_StrictRecord):
+    """A whole plan."""
+
+    schema_: Annotated[int, Field(alias="schema")]
+    study: Name
+    checkpoints: list[PlannedCheckpoint]
+
+
+def write_study_and_plan(plan: Plan, folder: Path, *, overwrite: bool = False) -> None:
+    """Write the study file and the plan next to the results, so that these can be analyzed without the original.
+
+    A study with a series is written with the checkpoints that were found: later, or elsewhere, the series would find
+    others.
+    """
+    original, copy = plan.file.path, results_file(folder, STUDY_YAML)
+    if original is not None and not (copy.exists() and os.path.samefile(original, copy)):
+        if plan.file.expanded:
+            about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
+            write_text(copy, study_text(plan.study, about))
+        else:
+            with located(str(original)):
+                contents = read_bytes(original, MAX_BYTES, follow=True)
+            write_bytes(copy, contents)
+    _write(folder, plan.study.study, [_planned(each, folder, overwrite) for each in plan.checkpoints])
+
+
+def add_to_plan(plan: Plan, folder: Path) -> None:
+    """Add checkpoints to the plan in the results folder; they replace those of the same names."""
+    try:
+        before = [each.model_dump() for each in read_plan(folder).checkpoints]
+    except InputError:  # none yet, or not ours
+        before = []
+    names = {each.checkpoint.name for each in plan.checkpoints}
+    kept = [each for each in before if each["name"] not in names]
+    _write(folder, plan.study.study, [*kept, *(_planned(each, folder, overwrite=False) for each in plan.checkpoints)])
+
+
+def _write(folder: Path, study: str, checkpoints: list[dict[str, Any]]) -> None:
+    record = {"schema": SCHEMA, "study": study, "checkpoints": checkpoints}
+    write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _planned(plan: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, Any]:
+    # The fingerprint that finished moments must have: moments that suffice are as good as those of the plan.
+    judged = None if overwrite else read_judgement(plan, folder)
+    suffices = judged is not None and judged.standing == "suffices"
+    return {
+        "name": plan.checkpoint.name,
+        "context": plan.context,
+        "fingerprint": judged.fingerprint if judged is not None and suffices else plan.fingerprint(),
+        "shards": [
+            {"documents": len(shard.documents), "fingerprint": plan.fingerprint(shard)} for shard in plan.shards()
+        ],
+    }
+
+
+def read_plan(folder: Path) -> PlanRecord:
+    """Read the plan of a results folder."""
+    path = results_file(folder, PLAN_JSON)
+    try:
+        record = PlanRecord.model_validate(parse_json(read_bytes(path, MAX_FILE)))
+    except Missing:
+        raise InputError(f"{path}: no such file; `qkscope run` and `qkscope shard` write it when they start") from None
+    except Unreadable as error:
+        raise InputError(f"{path}: {error}; run the study again") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:MAX_TEXT]
+        raise InputError(f"{path}: is not a plan ({where}: {first['msg']}); run the study again") from None
+    if record.schema_ != SCHEMA:
+        raise InputError(f"{path}: has plan schema {record.schema_}, this qkscope reads {SCHEMA}; run the study again")
+    return record
+
+
+# -- how far a run is ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,7 +156,7 @@ class CheckpointStatus:
 
     @property
     def left(self) -> int:
-        """Shards that nobody works on yet."""
+        """Shards that no worker has started."""
         return self.shards - self.done - self.running
 
 
@@ -41,7 +167,7 @@ class Status:
     study: str
     checkpoints: list[CheckpointStatus]
     alive: bool  # whether a run holds the folder, or a `qkscope shard` one of its shards
-    holder: Holder | None  # who signed the lock last
+    holder: Holder | None  # of the lock, at the latest signature
     tables: bool  # whether the tables have been written
     left_out: dict[str, str]  # checkpoints that the run goes on without, and why
     notes: list[str] = field(default_factory=list)  # what else lies in the folder
@@ -52,7 +178,7 @@ class Status:
         return [each for each in self.checkpoints if each.name not in self.left_out]
 
     def seconds_left(self) -> float | None:
-        """From what finished shards took, each checkpoint by its own where it has any; None where nothing is known."""
+        """Estimated from finished shards, of the same checkpoint where there are any; None before the first one."""
         spent = [each for each in self.checkpoints if each.tokens_done and each.seconds > 0]
         if not spent:
             return None
@@ -66,14 +192,14 @@ class Status:
 
 def read_status(folder: Path) -> Status:
     """The state of a results folder."""
-    record = read_record(folder)
+    record = read_plan(folder)
     checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
     lock, table = lock_path(folder), results_file(folder, QK_CSV)
     reasons = read_left_out(folder)
     left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
     unowned = orphans((each.name for each in record.checkpoints), folder)
     notes = [orphan_line(unowned, folder)] if unowned else []
-    # `qkscope shard` commands share the folder's lock, where they are not seen; each holds its own shard alone.
+    # `qkscope shard` commands share the folder's lock, which does not show them; each locks its own shard.
     shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
     alive = is_held(lock) or any(is_held(running_path(folder, *shard)) for shard in shards)
     return Status(record.study, checkpoints, alive, holder(lock), table.is_file(), left_out, notes)
@@ -112,7 +238,7 @@ def _shard(
 
 
 def _made(path: Path, fingerprint: str) -> CheckpointRecord | None:
-    """The provenance of a file that is there and made from what the plan says (its sums are not read)."""
+    """The provenance of a file, if it exists and has the planned fingerprint (its sums are not read)."""
     try:
         record = CheckpointRecord.read(read_provenance(path))
     except MomentsFileError:

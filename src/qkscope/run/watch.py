@@ -41,12 +41,13 @@ from qkscope.run.appearing import (
     symlink_of,
 )
 from qkscope.run.events import Events
-from qkscope.run.execute import CaptureOptions, capture_more
+from qkscope.run.execute import capture_plan
 from qkscope.run.finished import ROUNDING, changed_settings
 from qkscope.run.models import model_source
+from qkscope.run.options import CaptureOptions
 from qkscope.run.plan import Plan, make_plan
-from qkscope.run.record import join_record
 from qkscope.run.runner import BAD_CHECKPOINT
+from qkscope.run.status import add_to_plan
 from qkscope.study.complete import FolderState
 from qkscope.study.load import series_in, study_of, study_text
 from qkscope.study.numbers import numbers_in
@@ -197,11 +198,11 @@ class SeriesWatcher:
             plan = make_plan(file, self._events, trust_remote_code=options.trust_remote_code, results=self.out)
             self._compare(plan)
             self._events.planned(plan)
-            capture_more(plan, self.out, self._events, options)
+            capture_plan(plan, self.out, self._events, options, joining=True)
         except (*BAD_CHECKPOINT, OSError) as error:
             self._give_up(arrival, error)
             return False
-        join_record(plan, self.out)
+        add_to_plan(plan, self.out)
         return True
 
     def _give_up(self, arrival: Arrival, error: Exception) -> None:

@@ -30,10 +30,10 @@ from qkscope.results.twins import shared_attention
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
-from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
 from qkscope.tables.parts import TablePart, is_joined, join_parts, require_same_columns
+from qkscope.tables.workers import AnalysisSettings, TableParts
 
 
 class Listener(Protocol):

@@ -193,7 +193,7 @@ class TrainingFolder:
         }
 
     def _rows_settings(self, moments_context: int) -> RowSettings:
-        from qkscope.tables.makers import AnalysisSettings
+        from qkscope.tables.workers import AnalysisSettings
 
         settings = self.settings
         return AnalysisSettings(

@@ -1,25 +1,18 @@
-"""Where shards run. An engine is one module here with a class `<Name>Engine`; the module's name is the engine's."""
+"""Where shards run. An engine is a module here with a class `<Name>Engine`, and a name in `ENGINES`."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 from qkscope.errors import InputError
 from qkscope.run.engines.base import BaseEngine
 
-_NOT_ENGINES = {"base", "schedule", "worker"}
-
-
-def engine_names() -> list[str]:
-    """The engines there are: `local` first, then the others by name."""
-    names = {module.name for module in pkgutil.iter_modules(__path__)} - _NOT_ENGINES
-    return sorted(names, key=lambda name: (name != "local", name))
+ENGINES = ("local", "ray")
 
 
 def find_engine(name: str) -> BaseEngine:
     """The engine of this name."""
-    if name not in engine_names():
-        raise InputError(f"engine {name!r} is not one of {', '.join(engine_names())}")
+    if name not in ENGINES:
+        raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     engine: BaseEngine = getattr(importlib.import_module(f"{__name__}.{name}"), f"{name.title()}Engine")()
     return engine

@@ -23,26 +23,24 @@ from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
 from qkscope.results.folder import marker_path
 from qkscope.run.engines.base import (
+    POLL_SECONDS,
     BaseEngine,
     BaseWorker,
     Job,
-    LeftOut,
+    Member,
     Noted,
     OnReport,
-    Placement,
     Report,
-    Started,
     Task,
+    WorkerCrew,
 )
-from qkscope.run.engines.schedule import Schedule
 from qkscope.run.engines.worker import pack_plans, unpack_plans
-from qkscope.run.runner import Leniency
+from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.stopping import Stop
 
 ANSWER = 20.0  # seconds for a cluster to accept a connection
-POLL = 0.5  # seconds between looks at whether the run was asked to stop
-FAILED_STARTS = 5  # workers that die before they are ready, one after the other, for each that is wanted
-PATIENCE = 120.0  # seconds without any worker before the user is told; importing torch takes some of them
+FAILED_STARTS = 5  # workers in a row that may die before they are ready, for each that is wanted
+PATIENCE = 120.0  # seconds without any worker before a note; importing torch takes some of them
 
 
 class RayEngine(BaseEngine):
@@ -50,8 +48,10 @@ class RayEngine(BaseEngine):
 
     def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
-        with _last_words(), _connected(job.placement.address, on_report) as ray, _marked(job.folder) as marker:
-            _Crew(ray, job, on_report, stop, marker).run()
+        placement = job.options.placement
+        with _last_words(), _connected(placement.address, on_report) as ray, _marked(job.folder) as marker:
+            crew = _RayCrew(ray, job, on_report, stop, marker)
+            crew.run(min(placement.workers or crew.room(), len(job.tasks)))
 
 
 # Prints a line if its parent ends without a word, which closes the pipe.
@@ -162,50 +162,32 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class _RayWorker:
-    """A Ray actor as the run sees it."""
-
+class _RayMember(Member):
     actor: Any
-    pending: Any  # what the run waits for: that it is ready, or its task's reports
-    task: Task | None = None
-    loaded: int | None = None
+    pending: Any  # the reference that the run waits for: readiness, or a task's reports
     ready: bool = False
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is up and has no task."""
+        return self.ready and self.task is None
 
-class _Crew:
-    """Hands tasks to actors and listens to them all."""
+
+class _RayCrew(WorkerCrew[_RayMember]):
+    """Ray actors."""
 
     def __init__(self, ray: Any, job: Job, on_report: OnReport, stop: Stop, marker: Path) -> None:
-        self._ray, self._job, self._on_report, self._stop = ray, job, on_report, stop
-        self._schedule = Schedule(job.tasks)
-        asked = job.placement
+        super().__init__(job, on_report, stop)
+        self._ray = ray
+        asked = job.options.placement
         self._gpus = _gpus_per_worker(ray, asked)
         self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
-        self._plans = ray.put(pack_plans(job.plans))  # once per node, however many workers it has
-        self._arguments = (self._plans, str(marker), job.worker, job.leniency, max(1, int(self._cpus)))
-        self._members: list[_RayWorker] = []
-        self._failure: QkscopeError | None = None
-        self._alone = 0.0  # seconds without a ready worker
+        plans = ray.put(pack_plans(job.plans))  # once per node, however many workers it has
+        self._arguments = (plans, str(marker), job.worker, job.options, max(1, int(self._cpus)))
+        self._seconds_alone = 0.0  # without a ready worker
         self._failed_starts = 0  # since a worker was last ready
 
-    def run(self) -> None:
-        workers = min(self._job.placement.workers or self._room(), len(self._job.tasks))
-        try:
-            self._members = [self._start() for _ in range(workers)]
-            while self._hand_out():
-                waited = {member.pending: member for member in self._members if member.pending is not None}
-                ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=POLL)
-                for reference in ready:
-                    self._listen(waited[reference])
-                self._complain(bool(ready))
-            if self._failure is not None:
-                raise self._failure
-        finally:
-            for member in self._members:
-                with suppress(Exception):  # it may be gone already
-                    self._ray.kill(member.actor)
-
-    def _room(self) -> int:
+    def room(self) -> int:
         """How many workers the cluster has room for now."""
         there = self._ray.cluster_resources()
         fits = [int(there.get("CPU", 0) // self._cpus)] if self._cpus else []
@@ -213,83 +195,65 @@ class _Crew:
             fits.append(int(there.get("GPU", 0) // self._gpus))
         return max(1, min(fits, default=1))
 
-    def _start(self) -> _RayWorker:
+    def start(self, number: int) -> _RayMember:
         remote = self._ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=0)(_Actor)
         actor = remote.remote(*self._arguments)
-        return _RayWorker(actor, actor.ready.remote())
+        return _RayMember(number, actor, actor.ready.remote())
 
-    def _hand_out(self) -> bool:
-        """Give free members something to do; whether there is anything to wait for."""
-        if not self._stop.asked and self._failure is None:
-            for number, member in enumerate(self._members):
-                if member.ready and member.task is None:
-                    member.task = self._schedule.take(member.loaded, number)
-                    if member.task is not None:
-                        member.loaded = member.task.checkpoint
-                        self._on_report(Started(member.task.checkpoint))
-                        following = self._schedule.following(member.task, number)
-                        member.pending = member.actor.run.remote(member.task, following)
-            if self._schedule.waiting:
-                return True
-        return any(member.task for member in self._members)
+    def send(self, member: _RayMember, task: Task, following: int | None) -> None:
+        member.pending = member.actor.run.remote(task, following)
 
-    def _listen(self, member: _RayWorker) -> None:
+    def end(self, member: _RayMember) -> None:
+        with suppress(Exception):  # it may be gone already
+            self._ray.kill(member.actor)
+
+    def listen(self) -> None:
+        waited = {member.pending: member for member in self.members if member.pending is not None}
+        ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=POLL_SECONDS)
+        for reference in ready:
+            self._receive(waited[reference])
+        self._note_no_room(heard=bool(ready))
+
+    def _receive(self, member: _RayMember) -> None:
         errors = self._ray.exceptions
         try:
             reports: list[Report] = self._ray.get(member.pending)
         except errors.RayTaskError as error:
-            self._failure = self._failure or _own(error)
-            self._free(member)
+            self.fail(_own(error))
         except errors.RayError as error:  # the actor, its node, or what it returned is gone
-            self._replace(member, error)
+            if not member.ready:
+                self._count_failed_start(error)
+            self.replace(member, f"its worker or node died ({type(error).__name__})")
+            return
         else:
             for report in reports:
-                if isinstance(report, LeftOut):
-                    self._schedule.drop(report.checkpoint)
-                self._on_report(report)
-            self._free(member)
-
-    def _free(self, member: _RayWorker) -> None:
-        if member.task is not None:
-            self._schedule.finish(member.task)
-        member.task, member.pending, member.ready = None, None, True
+                self.report(report)
+        self.finish(member)
+        member.pending, member.ready = None, True
         self._failed_starts = 0
 
-    def _replace(self, member: _RayWorker, how: Exception) -> None:
-        if not member.ready:
-            self._count_failed_start(how)
-        if self._failure is None:
-            self._members[self._members.index(member)] = self._start()
-        else:
-            self._members.remove(member)
-        if member.task is None:
-            return
-        try:
-            message = self._schedule.lose(member.task, f"its worker or node died ({type(how).__name__})")
-            self._on_report(Noted(message))
-        except QkscopeError as error:
-            self._failure = self._failure or error
-
-    def _count_failed_start(self, how: Exception) -> None:
+    def _count_failed_start(self, error: Exception) -> None:
         """Give up when no worker comes up: the next would fail like the last, and nobody would hear of it."""
         self._failed_starts += 1
-        reason = " ".join(str(how).split())[:600]
+        reason = " ".join(str(error).split())[:600]
         if self._failed_starts == 1:
-            self._on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
-        if self._failed_starts >= FAILED_STARTS * max(1, len(self._members)):
-            self._failure = self._failure or QkscopeError(
-                f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is kept: "
-                f"check the cluster and run the same command again. The last error: {reason}"
+            self.on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
+        if self._failed_starts >= FAILED_STARTS * max(1, len(self.members)):
+            self.fail(
+                QkscopeError(
+                    f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is "
+                    f"kept: check the cluster and run the same command again. The last error: {reason}"
+                )
             )
 
-    def _complain(self, heard: bool) -> None:
+    def _note_no_room(self, heard: bool) -> None:
         """Say when the cluster has no room for any worker, instead of waiting in silence."""
-        if heard or any(member.ready for member in self._members):
-            self._alone = 0.0
+        if heard or any(member.ready for member in self.members):
+            self._seconds_alone = 0.0
             return
-        before, self._alone = self._alone, self._alone + POLL
-        if before < PATIENCE <= self._alone:
-            self._on_report(
+        before, self._seconds_alone = self._seconds_alone, self._seconds_alone + POLL_SECONDS
+        if before < PATIENCE <= self._seconds_alone:
+            self.on_report(
                 Noted(
                     f"no worker could start for {PATIENCE:.0f} s: each needs {self._cpus:g} CPUs and {self._gpus:g} "
                     f"GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
@@ -310,26 +274,21 @@ def _cpus_per_worker(ray: Any, gpus: float) -> float:
 
 
 def _own(error: Any) -> QkscopeError:
-    """The worker's error: ours as it was, others with their traceback."""
+    """The worker's error: one of ours without Ray's traceback, any other with it."""
     cause = error.cause
-    if isinstance(cause, QkscopeError):
-        kind = next(each for each in type(cause).__mro__ if each.__module__.startswith("qkscope"))
-        ours: QkscopeError = kind(_message(cause))
-        ours.advice = tuple(getattr(cause, "advice", ()))
-        return ours
-    return QkscopeError(f"a Ray worker failed: {error}")
-
-
-def _message(cause: BaseException) -> str:
-    """The error's own words (Ray's copy of an error prints its whole traceback)."""
-    return str(cause.args[0]) if cause.args else str(cause)
+    if not isinstance(cause, QkscopeError):
+        return QkscopeError(f"a Ray worker failed: {error}")
+    kind = next(each for each in type(cause).__mro__ if each.__module__.startswith("qkscope"))
+    ours: QkscopeError = kind(str(cause.args[0]) if cause.args else str(cause))
+    ours.advice = tuple(getattr(cause, "advice", ()))
+    return ours
 
 
 class _Actor:
-    """The worker's side; one process somewhere in the cluster."""
+    """The worker's side: one process somewhere in the cluster."""
 
     def __init__(
-        self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], leniency: Leniency, threads: int
+        self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], options: CaptureOptions, threads: int
     ) -> None:
         from qkscope.capture.devices import take_share
 
@@ -337,21 +296,15 @@ class _Actor:
         self._reports: list[Report] = []
         # The folder is shared if the run's marker is there; another machine may well have a folder of that name.
         self._shared = Path(marker).is_file()
-        folder = Path(marker).parents[1]
-        self._worker = worker(
-            unpack_plans(packed),
-            folder,
-            self._reports.append,
-            leniency=leniency,
-            shared=self._shared,
-        )
+        folder, plans = Path(marker).parents[1], unpack_plans(packed)
+        self._worker = worker(plans, folder, self._reports.append, options=options, shared=self._shared)
 
     def ready(self) -> list[Report]:
         """Answers once the actor is up."""
         return []
 
     def run(self, task: Task, following: int | None) -> list[Report]:
-        """Run a task and return all it has to tell."""
+        """Run a task and return all its reports."""
         if task.vectors is not None and not self._shared:
             raise InputError("keeping vectors needs a results folder that every worker sees; this one does not")
         self._reports.clear()

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkscope.errors import QkscopeError, located
+from qkscope.errors import located
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import vectors_path
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.engines.base import Advanced, Finished, LeftOut, Noted, Report, Task
-from qkscope.run.plan import CheckpointPlan, Shard
-from qkscope.run.runner import BAD_CHECKPOINT, Leniency, ShardListener, ShardRunner
+from qkscope.run.options import CaptureOptions
+from qkscope.run.runner import BAD_CHECKPOINT, ShardRunner
 from qkscope.run.shards import deliver, delivery_path, running_shard
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Runs tasks one after the other with one `ShardRunner`; `on_report` hears of everything."""
+    """Captures: runs tasks one after the other with one `ShardRunner`."""
 
     def __init__(
         self,
@@ -30,35 +31,36 @@ class Worker:
         folder: Path,
         on_report: Callable[[Report], None],
         *,
-        leniency: Leniency,
+        options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
         shared: bool = True,  # whether the run sees this folder too
-        held: bool = False,  # whether the caller holds the shard's lock already
+        lock: bool = True,  # whether to hold each shard's lock, which the caller may hold already
     ) -> None:
-        self._plans = plans
-        self._folder = folder
-        self._on_report = on_report
-        self._leniency = leniency
-        self._shared, self._lock = shared, shared and not held
-        self._checkpoint = 0
-        listener = ShardListener(
-            advanced=lambda documents, tokens: on_report(Advanced(self._checkpoint, documents, tokens)),
-            noted=lambda message: on_report(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}")),
-        )
-        self._runner = ShardRunner(leniency=leniency, listener=listener)
+        self._plans, self._folder, self._on_report = plans, folder, on_report
+        self._options, self._shared, self._lock = options, shared, shared and lock
+        self._checkpoint = 0  # index of the plan that runs
+        self._runner = ShardRunner(options, self._advanced, self._noted)
+
+    def _advanced(self, documents: int, tokens: int) -> None:
+        self._on_report(Advanced(self._checkpoint, documents, tokens))
+
+    def _noted(self, message: str) -> None:
+        self._on_report(Noted(f"{self._plans[self._checkpoint].checkpoint.name}: {message}"))
 
     def run(self, task: Task, following: int | None = None) -> None:
-        """Run all shards of the task; without a shared folder their moments are told as bytes.
+        """Run all shards of the task; without a shared folder, report their moments as bytes.
 
-        `following` is the checkpoint that will probably be asked for next: its weights are fetched meanwhile.
-
-        A checkpoint that cannot be measured is told as left out, if that is wanted, or raised with the way out.
+        `following` is the checkpoint that will probably be next: its weights are fetched meanwhile. A checkpoint that
+        cannot be measured is reported as left out, if the options allow that.
         """
         with located(f"checkpoint {task.name!r}"):
             try:
                 self._run(task, None if following is None else self._plans[following])
             except BAD_CHECKPOINT as error:
-                if not self._leniency.checkpoints:
-                    raise _advised(error) from error
+                if not self._options.skip_bad_checkpoints:
+                    raise error.advised(
+                        python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
+                        command="--skip-bad-checkpoints goes on without this checkpoint",
+                    ) from error
                 self._on_report(LeftOut(task.checkpoint, str(error.args[0])))
 
     def close(self) -> None:
@@ -88,15 +90,8 @@ class Worker:
         self._on_report(Finished(task.checkpoint, shard.number, contents))
 
 
-def _advised(error: QkscopeError) -> QkscopeError:
-    return error.advised(
-        python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
-        command="--skip-bad-checkpoints goes on without this checkpoint",
-    )
-
-
 def pack_plans(plans: Sequence[Any]) -> bytes:
-    """Plans for another process of this run; tokenizers that checkpoints share are packed once."""
+    """Plans for another process of this run, in one pickle, so that shared tokenizers are packed once."""
     return pickle.dumps(list(plans))
 
 

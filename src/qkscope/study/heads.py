@@ -1,4 +1,4 @@
-"""Which query heads are analysed: which layers, and all of their heads or the published protocol's sample."""
+"""Which query heads a study analyzes: which layers, and all of their heads or the published protocol's sample."""
 
 from __future__ import annotations
 

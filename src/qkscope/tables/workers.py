@@ -1,0 +1,179 @@
+"""The parts of the tables, made in this process or by worker processes: beside a run, or several at once afterwards.
+
+Workers are processes because limits of threads hold for a whole process: eigenproblems take one core each, and the
+model's products all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from qkscope.errors import QkscopeError, QkscopeWarning
+from qkscope.processes import NICENESS, WorkerPool, free_memory
+from qkscope.results.folder import MOMENTS, parts_path, vectors_path
+from qkscope.results.remove import remove_parts
+from qkscope.study.heads import HeadSample, LayerChoice, head_sample, layer_choice
+from qkscope.study.schema import Checkpoint, Study
+
+if TYPE_CHECKING:
+    from qkscope.lenses.rows import RowSettings
+    from qkscope.tables.parts import PartRequest, TablePart
+
+MIN_BYTES_FOR_WORKER = 16 * 2**20  # of a moments file; tables of smaller ones take less time than a process to start
+MIN_BYTES_PER_WORKER = 32 * 2**20  # where several share the files: seconds of work for each
+MEMORY_PER_FILE = 4  # what a worker needs, in sizes of a moments file: the sums twice, products, rows
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """How moments become rows."""
+
+    window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
+    components: int
+    heads: HeadSample | None = None
+    layers: LayerChoice = "all"
+    skip: int = 0  # leading positions that are left out
+    detail: bool = True  # whether tables with many rows per head are made
+
+    @classmethod
+    def of(cls, study: Study) -> AnalysisSettings:
+        """The study's own settings."""
+        window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
+        return cls(window, study.components, sample, layers, study.skip_positions, study.in_detail())
+
+    def rows(self) -> RowSettings:
+        """What a checkpoint's rows are made with."""
+        from qkscope.lenses.rows import RowSettings
+
+        return RowSettings(
+            None,
+            self.window,
+            self.components,
+            self.heads,
+            self.layers,
+            self.skip,
+            self.detail,
+            common_of_sums=self.window is None,
+        )
+
+
+class TableParts:
+    """The parts of all checkpoints, each made once; they are removed at the end of the `with` block."""
+
+    def __init__(self, folder: Path, settings: AnalysisSettings, study: Study | None = None) -> None:
+        self._folder, self._settings, self._study = folder, settings, study
+        self._begun: dict[str, Future[tuple[TablePart, list[str]]]] = {}
+        self._beside: WorkerPool | None = None
+
+    def __enter__(self) -> Self:
+        remove_parts(self._folder)  # of a run that was killed
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._beside is not None:
+            self._beside.close()
+        remove_parts(self._folder)
+
+    def begin(self, name: str, moments: Path) -> None:
+        """Make a checkpoint's part in a worker beside the run, if the part is large enough to be worth one."""
+        if self._beside is None and moments.stat().st_size >= MIN_BYTES_FOR_WORKER:
+            self._beside = WorkerPool(1, niceness=NICENESS)
+        if self._beside is not None:
+            self._submit(self._beside, name, moments)
+
+    def of(self, files: Mapping[str, Path]) -> list[TablePart]:
+        """The parts of these checkpoints, in this order; those that are missing are made.
+
+        Parts that still wait for the worker beside the run are made by several workers, because all cores are free now.
+        """
+        self._begun = {name: part for name, part in self._begun.items() if not part.cancel()}
+        left = {name: path for name, path in files.items() if name not in self._begun}
+        count = _worker_count([path.stat().st_size for path in left.values()])
+        pool = WorkerPool(count) if count > 1 else None
+        with pool or nullcontext():
+            if pool is not None:
+                for name, path in left.items():
+                    self._submit(pool, name, path)
+            return [self._part(name, path) for name, path in files.items()]
+
+    def _submit(self, pool: WorkerPool, name: str, moments: Path) -> None:
+        """Ask a worker for a part. Where that is not possible, the part is made here later."""
+        from qkscope.lenses.registry import head_tables
+
+        try:
+            tables = pickle.dumps(head_tables())
+            self._begun[name] = pool.submit(_make_in_worker, self._request(name, moments), tables)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            pass  # a lens whose functions have no importable name, as in a notebook
+        except BrokenProcessPool:
+            pass  # the worker died over an earlier part
+
+    def _part(self, name: str, path: Path) -> TablePart:
+        from qkscope.lenses.registry import head_tables
+        from qkscope.tables.parts import make_part
+
+        part = self._from_worker(name) or make_part(self._request(name, path), head_tables())
+        # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
+        return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
+
+    def _from_worker(self, name: str) -> TablePart | None:
+        """The part that a worker made, or None: what failed there is worth another try here, with its own traceback."""
+        if name not in self._begun:
+            return None
+        try:
+            part, messages = self._begun[name].result()
+        except QkscopeError:
+            raise
+        except Exception:
+            return None
+        for message in messages:
+            warnings.warn(message, QkscopeWarning, stacklevel=2)
+        return part
+
+    def _request(self, name: str, moments: Path) -> PartRequest:
+        from qkscope.tables.parts import PartRequest
+
+        place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))
+        return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
+
+    def _named(self, name: str) -> Checkpoint | None:
+        """The study's checkpoint of that name, resolved."""
+        matches = [each for each in self._study.checkpoints if each.name == name] if self._study else []
+        return self._study.resolved(matches[0]) if self._study and matches else None
+
+
+def _make_in_worker(request: PartRequest, pickled_tables: bytes) -> tuple[TablePart, list[str]]:
+    """The part, and the messages of warnings."""
+    from qkscope.tables.parts import make_part
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", QkscopeWarning)
+        part = make_part(request, pickle.loads(pickled_tables))
+    return part, [str(each.message) for each in caught if issubclass(each.category, QkscopeWarning)]
+
+
+def _kept(moments: Path, name: str) -> Path | None:
+    """Where the results folder that has these moments keeps a sample of the checkpoint's vectors."""
+    if moments.parent.name != MOMENTS:
+        return None
+    folder = vectors_path(moments.parent.parent, name)
+    return folder.resolve() if folder.is_dir() else None
+
+
+def _worker_count(sizes: Sequence[int]) -> int:
+    """How many workers to share moments files of these sizes: limited by cores, work and memory."""
+    if not sizes:
+        return 1
+    room = free_memory() // (MEMORY_PER_FILE * max(sizes) + 2**28)
+    return max(1, min(os.cpu_count() or 1, len(sizes), sum(sizes) // MIN_BYTES_PER_WORKER, room))
