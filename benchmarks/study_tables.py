@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope import Moments
+from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.kind_of_layer import over_all_heads, with_layer_kind
@@ -23,10 +24,13 @@ from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.csv_files import csv_text
+from qkscope.results.read import load_results
 from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_replicates
+from qkscope.stats.significance import is_significant
 
 DIGITS = 5
+MEANS = "tables/means.csv"  # long: it is read as a row per model and kind of layer
 FEWEST_TOKENS = 1000  # of a head in a window: with fewer, r says little
 TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, those of its processes, and the cores
 ROPE = "rope_draws.csv"  # beside a corpus's results: r and what RoPE alone predicts at each window
@@ -40,34 +44,34 @@ def _with_errors(*names: str) -> list[str]:
 
 # What is kept of each table: the file in a results folder, and the columns.
 KEPT: dict[str, tuple[str, list[str]]] = {
-    "signal": ("tables/trajectory.csv", ["model", "window", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
-    "kinds": ("tables/layer_kinds.csv", ["model", "layer_kind", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
+    "signal": (MEANS, ["model", "window", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
+    "kinds": (MEANS, ["model", "layer_kind", "heads", *_with_errors("r_q", "r_k", "r_k_abs")]),
     "windows": (
         "tables/window_dependence.csv",
         ["model", "layer_kind", "window", "heads", "enough", *_with_errors("r_q", "r_k", "position_dominated"),
          "errors"],
     ),
     "categories": (
-        "tables/taxonomy_fractions.csv",
+        MEANS,
         ["model", *_with_errors("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")],
     ),
     "scores": (
-        "tables/score_shares.csv",
+        MEANS,
         ["model", "layer_kind", "heads", "late_wins", "early_wins",
          *_with_errors("position_share", "query_position_share", "preference_share", "query_share", "late_advantage")],
     ),
     "rotation": (
-        "tables/rotation.csv",
+        MEANS,
         [*WHO, *_with_errors("r_q_a_abs", "r_k_a_abs", "r_q_own", "r_k_own", "separation_strength", "bias_per_1000",
                              "bias_total_per_1000", "bias_positive", "bias_total_positive", "bias_effect", "drift_cos",
                              "off_axis_q", "off_axis_k", "offset_on_a")],
     ),
     "plasticity": (
-        "tables/plasticity_means.csv",
+        MEANS,
         [*WHO, *_with_errors("ap", "ap_same_position", "ap_content", "loss_not_position")],
     ),
     "drops": (
-        "tables/plasticity_drops.csv",
+        MEANS,
         [*WHO, *_with_errors("ap_first", "ap_last", "ap_drop", "ap_drop_matched")],
     ),
     "claims": (
@@ -113,12 +117,45 @@ def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.D
 
     Where the kind of layer is not among them, the rows are those over all heads.
     """
-    found = {corpus: pd.read_csv(folder / file) for corpus, folder in folders.items() if (folder / file).exists()}
+    there = {corpus: folder for corpus, folder in folders.items() if (folder / file).exists()}
+    found = {corpus: wide_means(each, columns) if file == MEANS else pd.read_csv(each / file)
+             for corpus, each in there.items()}  # fmt: skip
     if not found:
         return pd.DataFrame(columns=["corpus", *columns])
     if "layer_kind" not in columns:
         found = {corpus: over_all_heads(table) for corpus, table in found.items()}
     return joined({corpus: table[list(columns)] for corpus, table in found.items()})
+
+
+def wide_means(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """A row per model and kind of layer with the means and standard errors of these columns' measures."""
+    table = pd.read_csv(folder / MEANS).rename(columns={"layer_type": "layer_kind"})
+    places = ["model", "layer_kind", "window"]
+    measures = [name for name in columns if name in set(table["measure"])]
+    parts = {name: table[table["measure"] == name].set_index(places) for name in measures}
+    wide = pd.DataFrame({f"{name}{end}": part[column] for name, part in parts.items()
+                         for column, end in (("mean", ""), ("se", "_se"))})  # fmt: skip
+    wide["heads"] = pd.concat([part["n"] for part in parts.values()], axis=1).max(axis=1).astype(int)
+    order = {place: number for number, place in enumerate(map(tuple, table[places].drop_duplicates().to_numpy()))}
+    wide = wide.loc[sorted(wide.index, key=lambda place: order[place])].reset_index()
+    if "late_wins" in columns:
+        wide = wide.merge(wins(folder), on=["model", "layer_kind"], how="left", validate="one_to_one")
+    return wide if "layer_kind" in columns else over_all_heads(wide)
+
+
+def wins(folder: Path) -> pd.DataFrame:
+    """In how many heads of each model and kind of layer late keys win, and early ones, significantly."""
+    own = build_tables(load_results(folder)).own
+    rows = own.with_kind(own.table("score.csv"))
+    rows = (
+        pd.concat([rows.assign(layer_kind="all"), rows]) if len(own.layer_types) > 1 else rows.assign(layer_kind="all")
+    )
+    freedom = rows["model"].map({name: own.freedom(name) for name in own.names})
+    beyond = is_significant(rows["late_advantage"], rows["late_advantage_se"], freedom) == 1
+    counted = rows.assign(
+        late_wins=beyond & (rows["late_advantage"] > 0), early_wins=beyond & (rows["late_advantage"] < 0)
+    )
+    return counted.groupby(["model", "layer_kind"])[["late_wins", "early_wins"]].sum().reset_index()
 
 
 def with_units(folders: Mapping[str, Path], rows: pd.DataFrame) -> pd.DataFrame:

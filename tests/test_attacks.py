@@ -503,7 +503,7 @@ def test_a_report_is_served_by_the_names_of_its_parts(served, served_folder):
     page = (served_folder / "report.html").read_bytes()
     for place in ("/", "/report.html", "/report.html?x#y"):
         assert ask(place)[::2] == (200, page)
-    assert ask("/tables/trajectory.csv")[::2] == (200, (served_folder / "tables/trajectory.csv").read_bytes())
+    assert ask("/tables/means.csv")[::2] == (200, (served_folder / "tables/means.csv").read_bytes())
     status, headers, body = ask("/figures/01_position_signal/README.md")
     assert (status, headers["Content-Type"], body) == (200, "text/plain; charset=utf-8", b"<b>card</b>")
     status, headers, body = ask("/report.html", method="HEAD")
@@ -663,7 +663,7 @@ def test_a_report_elsewhere_follows_no_link_either(stranger, tmp_path, outside):
 
 def test_moved_results_do_not_cite_where_they_were(stranger, tmp_path):
     write_report(stranger, figures=False)
-    write_card_and_figure(stranger, "concordance")
+    write_card_and_figure(stranger, "depth")
     stranger.rename(tmp_path / "moved")
     for path in (*(tmp_path / "moved").rglob("README.md"), tmp_path / "moved/report.html"):
         text = path.read_text(encoding="utf-8")

@@ -435,7 +435,7 @@ def test_the_command_trains_measures_and_reports_once(tmp_path, monkeypatch, cap
     assert "training: step" in told.err
     assert told.out.startswith(f"results: {tmp_path}/demo/\n")
     assert list(pd.read_csv(tmp_path / "demo/qk.csv")["model"].unique()) == names
-    assert (tmp_path / "demo/figures/01_position_signal_common/figure.png").is_file()
+    assert (tmp_path / "demo/figures/01_position_signal/figure.png").is_file()
     assert (tmp_path / "demo/report.html").is_file()
     weights = sorted((tmp_path / "demo/checkpoints").rglob("model.safetensors"))
     before = [path.stat().st_mtime_ns for path in weights]

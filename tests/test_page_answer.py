@@ -99,7 +99,7 @@ def test_the_difference_that_is_told_is_that_of_the_tables(published_folder):
     tables = build_tables(load_results(published_folder))
     names = tables.own.names
     found = compare(tables, Q, names[0], names[-1])
-    trajectory = tables.own.table("trajectory").set_index("model")["r_q"]
+    trajectory = tables.own.mean_table(("r_q",)).set_index("model")["r_q"]
     assert found.own.difference == pytest.approx(trajectory[names[-1]] - trajectory[names[0]])
 
 

@@ -18,6 +18,7 @@ import shared
 from browser import axe_script
 from conftest import small_world
 from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.categories import CATEGORIES
 from qkscope.report.write import write_report
 from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import load_results
@@ -249,14 +250,15 @@ def test_summaries_agree_with_the_tables(visit, published_page, choice):
     tables = build_tables(load_results(published_page))
     tables = tables.own if choice == "own" else tables.common
     with visit(published_page / "report.html", "#window=common" if choice == "common" else "") as page:
-        for c, row in tables.table("trajectory").iterrows():
+        for c, row in tables.mean_table(("r_q", "r_k", "r_k_abs", "explained_variance")).iterrows():
             summary = page.evaluate("c => qkscope.summary(c)", c)
             for measure in ("r_q", "r_k", "r_k_abs", "explained_variance"):
                 assert summary[measure]["mean"] == pytest.approx(row[measure], abs=1e-12)
                 assert summary[measure]["spread"] == pytest.approx(row[f"{measure}_std"], abs=1e-12)
-            assert summary["counts"] == list(tables.table("taxonomy_counts").iloc[c])[1:]
-            assert summary["discordant"] == pytest.approx(tables.table("concordance")["discordant"][c])
-            assert summary["concordant"] == pytest.approx(tables.table("concordance")["concordant"][c])
+            heads = tables.of_entry(tables.names[c])
+            assert summary["counts"] == [int((heads["category"] == name).sum()) for name in CATEGORIES]
+            assert summary["discordant"] == pytest.approx(heads["discordant"].mean())
+            assert summary["concordant"] == pytest.approx(heads["concordant"].mean())
             rest = summary["r_k"]["mean"] - summary["concordantPart"] - summary["discordantPart"]
             assert abs(rest) <= 0.3
             heads = tables.heads[tables.heads["model"] == tables.names[c]]
@@ -505,9 +507,9 @@ def test_compare_two_checkpoints(visit, published_page):
         table = pd.read_csv(io.BytesIO(data)).set_index("measure")
         for text, column in (("mean r_q", "r_q"), ("mean r_k", "r_k")):
             assert table.loc[text, ["A", "B"]].tolist() == pytest.approx(
-                tables.table("trajectory")[column][[2, 6]].tolist()
+                tables.mean_table((column,))[column][[2, 6]].tolist()
             )
-        shares = tables.table("taxonomy_fractions")["position-dominated"][[2, 6]].tolist()
+        shares = tables.mean_table(("position-dominated",))["position-dominated"][[2, 6]].tolist()
         assert table.loc["position-dominated", "difference"] == pytest.approx(shares[1] - shares[0])
         assert "S1-2.4M" in page.locator("#measures thead").inner_text()
 

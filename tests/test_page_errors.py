@@ -15,6 +15,7 @@ from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
+from qkscope.stats.noise import Part
 from test_page_browser import drawn, middle, over_cell, swept, unfold
 
 
@@ -56,7 +57,7 @@ def test_errors_and_flags_are_packed_by_head(tmp_path):
     for name, values in expected.items():
         assert pack.index[f"own.{name}"]["type"] == "float16"
         np.testing.assert_allclose(unpack(text, pack.index, f"own.{name}"), [values, values], rtol=1e-3)
-    trajectory = build_tables(results).own.table("trajectory")
+    trajectory = build_tables(results).own.mean_table(("r_q",))
     assert list(unpack(text, pack.index, "own.mean.r_q_se")) == list(trajectory["r_q_se"])
 
 
@@ -128,7 +129,7 @@ def test_unsure_heads_can_be_left_out_and_sorted(visit, known):
 
 
 def test_means_have_their_error_until_a_filter_chooses_heads(visit, known):
-    table = build_tables(load_results(known)).own.table("trajectory")
+    table = build_tables(load_results(known)).own.mean_table(("r_q",))
     with visit(known / "report.html", "#kinds=together") as page:
         signal = page.locator("#view-signal")
         signal.scroll_into_view_if_needed()
@@ -154,7 +155,7 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
     with visit(known / "report.html") as page:
         depth = swept(drawn(page, "view-depth-rq"))
         page.mouse.move(*middle(depth, lambda _, lines: lines[:2] == ["Early", "layer 0"]))
-        error = float(tables.table("depth_rq")["layer_0_se"].iloc[0])
+        error = tables.panel.error("r_q", tables.names[0], Part(layer=0))
         assert f"± {error:.2g}" in page.locator(".tooltip").inner_text()
         unfold(page)
         # Two categories of each checkpoint change with the documents: position-dominated and mixed.
@@ -162,7 +163,7 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
         rows = dict(
             row.split("\t", 1) for row in page.locator("#measures table tbody tr").all_inner_texts() if "\t" in row
         )
-        r_q = float(tables.table("trajectory")["r_q_se"].iloc[0])
+        r_q = tables.panel.error("r_q", tables.names[0])
         assert rows["mean r_q"].count(f"± {r_q:.2g}") == 2
         assert rows["mean r_q"].endswith(f"0.000 ± {np.sqrt(2) * r_q:.3f} (unpaired)")  # what they read is not recorded
         assert "unpaired: as if A and B had read different documents" in page.locator("#measures .note").inner_text()

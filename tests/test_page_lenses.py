@@ -130,7 +130,7 @@ def write_study(folder, lenses=(), tables=None, components=1, **record):
         rows = pd.concat(choices.values()).drop_duplicates([c for c in KEY if c in choices["own"].columns])
         rows.to_csv(folder / file, index=False)
     blocks = [heading(1, "Tilt"), heading(2, "File"), paragraph("x"), heading(2, "What This Figure Shows")]
-    card = PageCard("tilt_curve", False, [*blocks, paragraph("How scores lean.")])
+    card = PageCard("tilt_curve", [*blocks, paragraph("How scores lean.")])
     with ExitStack() as stack:
         for lens in lenses:
             stack.enter_context(with_lens(lens))

@@ -219,19 +219,18 @@ def test_a_choice_keeps_the_order_of_the_study_and_skips_what_is_not_there():
 def test_tables_are_written_and_stale_ones_go(tmp_path):
     folder = write_published(tmp_path, common=True, windows=True)
     written = {path.name for path in write_tables(build_tables(load_results(folder)), folder)}
-    wanted = {
-        "trajectory",
-        "taxonomy_counts",
-        "taxonomy_fractions",
-        "transitions",
-        "depth_rq",
-        "depth_rk",
-        "concordance",
-    }
-    assert {f"{name}.csv" for name in wanted | {"layer_kinds", "window_dependence"}} <= written
+    wanted = {"means", "transitions", "heads", "claims"}
+    assert {f"{name}.csv" for name in wanted | {"window_dependence"}} <= written
     assert {f"{name}_common.csv" for name in wanted} <= written
-    back = pd.read_csv(folder / "tables" / "trajectory.csv")
-    assert back["model"].tolist() == list(load_results(folder).study.names)
+    back = pd.read_csv(folder / "tables" / "means.csv")
+    assert back["model"].unique().tolist() == list(load_results(folder).study.names)
+    heads = load_results(folder).heads
+    for row in back[back["measure"] == "r_q"].itertuples():
+        here = heads[(heads["model"] == row.model)]
+        here = here if row.layer_type == "all" else here[here["rotary"] == row.layer_type.lower()]
+        assert row.mean == pytest.approx(here["r_q"].mean())
+        assert row.sd == pytest.approx(here["r_q"].std())
+        assert row.n == len(here)
     (folder / "qk_common.csv").unlink()
     write_tables(build_tables(load_results(folder)), folder)
     assert not list((folder / "tables").glob("*_common.csv"))

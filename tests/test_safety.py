@@ -671,7 +671,7 @@ def test_a_report_does_not_follow_links_out_of_its_folder(tmp_path, sketches):
     precious.write_text("mine")
     figure = results / "figures/01_position_signal"
     for link in (
-        results / "tables", results / "tables/trajectory.csv", results / "figures", figure, figure / "README.md",
+        results / "tables", results / "tables/means.csv", results / "figures", figure, figure / "README.md",
         figure / "figure.png", figure / "figure.svg", results / "report.html",
     ):  # fmt: skip
         link.parent.mkdir(parents=True, exist_ok=True)

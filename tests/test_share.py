@@ -360,14 +360,14 @@ def test_results_in_a_notebook(results):
     np.testing.assert_array_equal(heads["r_q"], table[table["pc"] == 0]["r_q"])
     assert "category" in heads.columns
     assert len(loaded.heads(common=True)) == len(heads)
-    assert list(loaded.table("trajectory")["model"]) == ["one", "two"]
+    assert list(loaded.table("means")["model"].unique()) == ["one", "two"]
     assert "position_signal" in loaded.figures
     figure = loaded.figure("position_signal")
     assert any("Tiny" in text.get_text() for text in figure.texts)
     assert loaded.card("position_signal").startswith("# ")
     for call, message in (
         (lambda: loaded.figure("position_signl"), "has no figure 'position_signl'; did you mean 'position_signal'"),
-        (lambda: loaded.table("trajectry"), "has no table 'trajectry'; did you mean 'trajectory'"),
+        (lambda: loaded.table("meens"), "has no table 'meens'; did you mean 'means'"),
         (lambda: qkscope.load_results(5), "should be a path, not int"),
         (lambda: qkscope.report(None), "should be a path, not NoneType"),
     ):

@@ -94,7 +94,7 @@ def test_the_folder_is_a_results_folder_with_a_page(grown):
     assert results.study.span == "during training"
     assert results.study.same_documents
     assert "step-100" in (grown / "report.html").read_text(encoding="utf-8")
-    assert (grown / "tables/trajectory.csv").is_file()
+    assert (grown / "tables/means.csv").is_file()
 
 
 def test_figures_and_page_have_an_axis_of_steps(grown):
@@ -289,8 +289,9 @@ def test_scalars_are_means_and_shares_that_can_be_worked_out_by_hand():
 
 def test_scalars_have_the_errors_of_summaries(grown):
     stored = json.loads((grown / "training.json").read_text())["steps"]
-    summary = pd.read_csv(grown / "tables/trajectory.csv").set_index("model")
+    table = pd.read_csv(grown / "tables/means.csv").query("layer_type == 'all' and measure == 'r_q'")
+    summary = table.set_index("model")
     for each in stored:
         name = f"step-{each['step']}"
-        assert each["scalars"]["qkscope/r_q_mean"] == pytest.approx(summary.loc[name, "r_q"], abs=1e-12)
-        assert each["scalars"]["qkscope/r_q_mean_se"] == pytest.approx(summary.loc[name, "r_q_se"], rel=1e-6)
+        assert each["scalars"]["qkscope/r_q_mean"] == pytest.approx(summary.loc[name, "mean"], abs=1e-12)
+        assert each["scalars"]["qkscope/r_q_mean_se"] == pytest.approx(summary.loc[name, "se"], rel=1e-6)

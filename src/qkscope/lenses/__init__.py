@@ -9,6 +9,7 @@ from qkscope.lenses import (
     claims,
     concordance,
     kind_of_layer,
+    mean_table,
     measures,
     norms,
     plasticity,
@@ -43,6 +44,7 @@ ROOMS = (
     across_models,
     runs,
     claims,
+    mean_table,
     sample,
 )
 

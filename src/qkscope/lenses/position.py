@@ -6,7 +6,7 @@ Component 0 (PC0) is what figures, categories and most other lenses are about.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
 FISHER: Literal["fisher"] = "fisher"
+MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")  # of the published trajectory
 
 COLUMNS = (
     Measure("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE,
@@ -159,6 +160,16 @@ def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
         r_q_spread=(heads["r_q"] - medians["r_q"]).abs(),
         r_k_spread=(heads["r_k"] - medians["r_k"]).abs(),
     )
+
+
+def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Per checkpoint in this order: heads, window, and mean and standard deviation over heads of each of MEASURES."""
+    groups = with_measures(heads).groupby("model", sort=False)
+    columns: dict[str, pd.Series] = {"heads": groups.size(), "window": groups["window"].max()}
+    for measure in MEASURES:
+        columns[measure] = groups[measure].mean()
+        columns[f"{measure}_std"] = groups[measure].std()
+    return pd.DataFrame(columns).reindex(list(models)).rename_axis("model").reset_index()
 
 
 LENS = Lens(
