@@ -32,6 +32,7 @@ from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.options import Placement
 from qkscope.run.stopping import Stopped
+from qkscope.stats import significance
 from test_documents import byte_tokenizer
 
 HEADS = pd.DataFrame(
@@ -167,6 +168,12 @@ def test_chosen_heads_are_compared_with_their_controls_over_documents_and_draws(
     freedom = (documents + draws) ** 2 / (documents**2 / 3 + draws**2 / 1)
     assert found["high"] - 3.0 == pytest.approx(stats.t.ppf(0.975, freedom) * np.sqrt(1.5))
     assert found["high"] - 3.0 == pytest.approx(3.0 - found["low"])
+
+
+def test_the_interval_reaches_as_far_as_the_one_rule_of_significance(monkeypatch):
+    monkeypatch.setattr(significance, "critical_value", lambda freedom: 10.0)
+    (found,) = compared(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
+    assert found["high"] - found["excess"] == pytest.approx(10 * found["excess_se"])
 
 
 def test_a_comparison_with_one_draw_or_few_documents_has_no_interval():

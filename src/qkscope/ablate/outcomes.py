@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from qkscope.ablate.passes import Losses
+from qkscope.stats import significance
+from qkscope.stats.significance import Error
 
 FEWEST_DOCUMENTS = 4  # with fewer, an error is a guess
 FEWEST_DRAWS = 2  # of controls, for an interval
-LEVEL = 0.95
 EVERY, REPEATED, NEW = "all", "repeated", "new"
 ENTROPY, DISTANCE = "attention entropy", "attention distance"
 NEEDLE = "needle at"
@@ -99,10 +99,10 @@ def _excess(chosen: pd.Series[float], controls: pd.DataFrame) -> dict[str, float
     draws = controls.loc[excess.index].mean()  # of each draw
     documents, error, reach = len(excess), float("nan"), float("nan")
     if documents >= FEWEST_DOCUMENTS and len(draws) >= FEWEST_DRAWS:
-        over = np.array([excess.var() / documents, draws.var() / len(draws)])
-        error = float(np.sqrt(over.sum()))
-        freedom = over.sum() ** 2 / (over**2 / (documents - 1, len(draws) - 1)).sum() if over.sum() > 0 else np.inf
-        reach = float(stats.t.ppf(0.5 + LEVEL / 2, freedom)) * error
+        by_documents = Error(float(np.sqrt(excess.var() / documents)), documents - 1)
+        by_draws = Error(float(np.sqrt(draws.var() / len(draws))), len(draws) - 1)
+        error, freedom = significance.combined(by_documents, by_draws)
+        reach = float(significance.critical_value(freedom)) * error
     mean = float(excess.mean())
     own = float(chosen[excess.index].mean())
     return {
