@@ -18,14 +18,14 @@ import pandas as pd
 import torch
 import yaml
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
+from qkscope.lenses.ablation.card import best_sentence, verdict
+from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 
 from qkscope._version import __version__
 from qkscope.ablate.choice import HeadChoice
 from qkscope.ablate.study import ablate_study
 from qkscope.ablate.work import AblationSettings
 from qkscope.draw import style
-from qkscope.lenses.ablation.card import best_sentence, verdict
-from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
 from qkscope.lenses.at_window import AtWindow, build_tables
