@@ -21,24 +21,25 @@ from fidelity import CASES, ROOT, Case, unpack_speeches, unpack_weights
 from plasticity_errors import PAIRS, errors_with_covariances, errors_with_queries, layers_of
 
 from qkscope.lenses.plasticity.grid import cells_of, distance_class, first_seen
-from qkscope.lenses.plasticity.pairs import Tally
-from qkscope.lenses.plasticity.published import published_plasticity, query_law
-from qkscope.lenses.plasticity.sampled import (
-    COUNTING,
-    KEY_PAIRS,
-    PUBLISHED,
-    LayerVectors,
-    PairRequest,
-    counted_pp,
-    normal_pp,
-    sampled_plasticity,
-)
 from qkscope.lenses.plasticity.table import plasticity
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.options import VectorSample
+from qkscope.validation.kept import KeptLayer
+from qkscope.validation.plasticity import (
+    COUNTING,
+    KEY_PAIRS,
+    PUBLISHED,
+    Tally,
+    counted_pp,
+    draw_pairs,
+    key_draws,
+    normal_pp,
+    sampled_plasticity,
+)
+from qkscope.validation.published import published_plasticity, query_law
+from qkscope.validation.sampling import VectorSample
 
 PAGE = ROOT / "docs/lenses/plasticity.md"
 RATE = 3 / 32  # of tokens whose vectors are kept: 24 of every 256
@@ -53,7 +54,7 @@ NAMES = {
 }
 COLUMNS = ("ap", "ap_drop", "ap_drop_matched")
 WIDTHS = (256, 64, 16, 4)  # positions within which queries are counted
-PLACES, PAIRS_THERE = 120, PairRequest(60)
+PLACES, PAIRS_THERE = 120, 60
 FEWER = (8, 4, 2, 1)  # buckets in the window
 ESTIMATES_CSV, WIDTHS_CSV = "estimates.csv", "widths.csv"
 
@@ -79,24 +80,17 @@ def captured(case: Case, wheels: Path, work: Path) -> Path:
 # --- estimators on the same pairs ---------------------------------------------------------------------
 
 
-def diagonal(sums: LayerSums, vectors: LayerVectors) -> Tally:
+def diagonal(sums: LayerSums, kept: KeptLayer) -> Tally:
     """The published law of queries in the parts of the window, on the pairs that the other estimators get."""
-    facts = sums.facts
-    cells = cells_of(sums.edges, facts.attention, facts.attention_window)
-    grid, which = cells.grid, sums.distinct_keys[1]
-    laws = [
-        query_law(vectors.q[h], vectors.k[k], grid.low, grid.high)
-        for h, k in zip(sums.heads, sums.kv_heads, strict=True)
-    ]
+    cells = cells_of(sums.edges, sums.facts.attention, sums.facts.attention_window)
+    grid = cells.grid
+    laws = [query_law(kept, h, k, grid.low, grid.high) for h, k in zip(sums.heads, sums.kv_heads, strict=True)]
     tally = Tally.empty(grid.low, grid.high, np.stack([law.n for law in laws]), int(cells.key_class.max()) + 1)
-    for key, kv_head in enumerate(sums.distinct_keys[0].tolist()):
-        for part in cells.reached.tolist():
-            start = first_seen(grid.middle[part], facts.attention, facts.attention_window)
-            seen = vectors.k[kv_head].between(max(float(start), float(grid.low[0])), float(grid.low[part]))
-            pairs = PAIRS.draw(seen, facts.layer, kv_head, part)
+    for heads, draws in key_draws(sums, kept, grid.low, grid.middle, cells.reached.tolist(), PAIRS):
+        for part, pairs in draws:
             places = np.searchsorted(grid.low, pairs.positions, side="right") - 1
             away = distance_class(np.abs(np.diff(grid.middle[places], axis=0))[0], grid.step)
-            for head in np.flatnonzero(which == key).tolist():
+            for head in heads:
                 turned = laws[head].into(pairs.difference)
                 found = normal_pp(turned @ laws[head].mean[part], turned**2 @ laws[head].variance[part])
                 tally.add(head, part, pairs, away, found)
@@ -106,11 +100,11 @@ def diagonal(sums: LayerSums, vectors: LayerVectors) -> Tally:
 def estimates(results: Path, name: str) -> pd.DataFrame:
     """One row per head and estimator."""
     rows = []
-    for sums, vectors in layers_of(results, name):
+    for sums, kept in layers_of(results, name):
         tallies = {
-            **sampled_plasticity(sums, vectors, PAIRS),
-            DIAGONAL: diagonal(sums, vectors),
-            PUBLISHED: published_plasticity(sums, vectors, PAIRS),
+            **sampled_plasticity(sums, kept, PAIRS),
+            DIAGONAL: diagonal(sums, kept),
+            PUBLISHED: published_plasticity(sums, kept, PAIRS),
         }
         numbers = {estimator: tally.numbers() for estimator, tally in tallies.items()} | {CLOSED: plasticity(sums)}
         for estimator, found in numbers.items():
@@ -159,24 +153,24 @@ def rms(values: pd.Series) -> float:
 def widths(results: Path, name: str) -> pd.DataFrame:
     """By head whose rotation is known: counting among queries within so many positions, and the closed form."""
     rows = []
-    for sums, vectors in layers_of(results, name):
+    for sums, kept in layers_of(results, name):
         closed = plasticity(sums)
         counted = {str(width): np.full(len(sums.heads), np.nan) for width in WIDTHS}
         for key, kv_head in enumerate(sums.distinct_keys[0].tolist()):
             heads = np.flatnonzero(sums.distinct_keys[1] == key).tolist()
             for width in WIDTHS:
-                counted[str(width)][heads] = narrow(sums, vectors, heads, kv_head, width)
+                counted[str(width)][heads] = narrow(sums, kept, heads, kv_head, width)
         known = np.isfinite(closed["ap_same_position"])
         rows.append(pd.DataFrame({CLOSED: closed["ap"], **counted})[known])
     return pd.concat(rows, ignore_index=True)
 
 
-def narrow(sums: LayerSums, vectors: LayerVectors, heads: list[int], kv_head: int, width: int) -> np.ndarray:
+def narrow(sums: LayerSums, kept: KeptLayer, heads: list[int], kv_head: int, width: int) -> np.ndarray:
     """Counting among queries of intervals of this width, for the heads that read these keys.
 
     Keys are those of earlier parts, as in the closed form.
     """
-    facts, queries = sums.facts, [vectors.q[sums.heads[head]] for head in heads]
+    facts, queries = sums.facts, [kept.q[sums.heads[head]].astype(np.float64) for head in heads]
     cells = cells_of(sums.edges, facts.attention, facts.attention_window)
     low = np.arange(cells.grid.low[cells.reached[0]], sums.edges[-1] - width + 1, width)
     if len(low) > PLACES:
@@ -185,8 +179,9 @@ def narrow(sums: LayerSums, vectors: LayerVectors, heads: list[int], kv_head: in
     for start in low.tolist():
         own = cells.grid.low[np.searchsorted(cells.grid.low, start, side="right") - 1]
         first = first_seen(np.float64(start + width / 2), facts.attention, facts.attention_window)
-        pairs = PAIRS_THERE.draw(vectors.k[kv_head].between(float(first), float(own)), facts.layer, kv_head, start)
-        here = [each.between(start, start + width).vectors for each in queries]
+        seen, there = ((kept.position >= a) & (kept.position < b) for a, b in ((first, own), (start, start + width)))
+        pairs = draw_pairs(kept, kv_head, seen, PAIRS_THERE, (facts.layer, kv_head, start))
+        here = [each[there] for each in queries]
         if len(here[0]) > 1 and len(pairs.document):
             found.append([counted_pp(pairs.difference, each).mean() for each in here])
     return np.mean(found, axis=0)

@@ -1,6 +1,6 @@
 """What errors of plasticity leave out: covariances in the closed form, queries in sampled pairs (`plasticity.py`)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +10,29 @@ from score_split import Case, from_wheel
 
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
-from qkscope.lenses.plasticity.from_vectors import layer_vectors
-from qkscope.lenses.plasticity.pairs import GROUPS, SampledVectors
-from qkscope.lenses.plasticity.published import published_plasticity
-from qkscope.lenses.plasticity.sampled import LayerVectors, PairRequest
 from qkscope.lenses.plasticity.table import plasticity
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import jackknife_error
-from qkscope.vectors.read import open_vectors
+from qkscope.validation.kept import KeptLayer
+from qkscope.validation.layout import find_vectors
+from qkscope.validation.plasticity import GROUPS
+from qkscope.validation.plasticity_table import layer_sample
+from qkscope.validation.published import published_plasticity
 
-PAIRS = PairRequest(1000)
+PAIRS = 1000
 CONTEXT = 2048
 ERROR_LAYERS = (4, 14, 24)
 
 
-def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, LayerVectors]]:
+def layers_of(results: Path, name: str) -> Iterator[tuple[LayerSums, KeptLayer]]:
     """Every layer's sums with the sample of its vectors."""
     moments = Moments.load(results / f"moments/{name}.safetensors")
-    found = open_vectors(results / f"vectors/{name}")
-    for layer in found.layers:
-        yield layer_sums(moments, layer, sorted(found.pairs[layer])), layer_vectors(found, layer)
+    found = find_vectors(results / f"vectors/{name}")
+    for layer in found.layers():
+        heads, keys = found.heads(layer, "q"), found.heads(layer, "k")
+        yield layer_sums(moments, layer, heads), layer_sample(found.root, layer, heads, keys)
 
 
 def errors_with_covariances(count: int = GROUPS) -> list[str]:
@@ -91,16 +92,16 @@ def summed(facts: LayerFacts, vectors: list[tuple[np.ndarray, np.ndarray]], chos
 def errors_with_queries(results: Path, name: str) -> list[str]:
     """Errors of the published protocol with queries found anew too, against those that hold them fixed."""
     ratios = []
-    for sums, vectors in layers_of(results, name):
+    for sums, kept in layers_of(results, name):
         if sums.facts.layer not in ERROR_LAYERS:
             continue
-        documents = np.unique(next(iter(vectors.k.values())).document)
+        documents = np.unique(kept.document)
         groups = np.unique(documents % GROUPS)
-        tally = published_plasticity(sums, vectors, PAIRS)
+        tally = published_plasticity(sums, kept, PAIRS)
         fixed = {column: tally.errors()[column].mean() for column in ("ap", "ap_drop")}  # as if heads erred together
-        without = [published_plasticity(sums, left(vectors, group), PAIRS).numbers() for group in groups.tolist()]
+        replicates = [published_plasticity(sums, without(kept, group), PAIRS).numbers() for group in groups.tolist()]
         for column, error in fixed.items():
-            means = np.array([each[column].mean() for each in without])
+            means = np.array([each[column].mean() for each in replicates])
             sizes = np.bincount(documents % GROUPS)[groups]
             full = jackknife_error(np.array(tally.numbers()[column].mean()), means, sizes)
             ratios.append({"layer": sums.facts.layer, "column": column, "ratio": float(full) / error})
@@ -114,14 +115,6 @@ def errors_with_queries(results: Path, name: str) -> list[str]:
     ]
 
 
-def left(vectors: LayerVectors, group: int) -> LayerVectors:
+def without(kept: KeptLayer, group: int) -> KeptLayer:
     """A sample without one group of documents."""
-
-    def of(heads: Mapping[int, SampledVectors]) -> dict[int, SampledVectors]:
-        return {head: kept(sample, sample.document % GROUPS != group) for head, sample in heads.items()}
-
-    return LayerVectors(of(vectors.q), of(vectors.k))
-
-
-def kept(sample: SampledVectors, which: np.ndarray) -> SampledVectors:
-    return SampledVectors(sample.document[which], sample.position[which], sample.vectors[which])
+    return kept.take(kept.document % GROUPS != group)

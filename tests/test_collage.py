@@ -8,8 +8,9 @@ from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
 from qkscope.collage.points import Axes, CheckpointVectors, parse_heads
 from qkscope.errors import InputError
-from qkscope.lenses.sample.choose import distances
-from qkscope.vectors.layout import stored_sample
+from qkscope.lenses.sample import distances
+from qkscope.validation.layout import stored_sample
+from qkscope.validation.sampling import VectorSample
 
 
 @pytest.mark.slow
@@ -19,7 +20,9 @@ def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(kept_t
     study = kept_tokens.parent / "study.yaml"
     out = tmp_path / "out"
     assert main(["run", str(study), "--out", str(out), "--vectors", "log:4", "--vector-tokens"]) == 0
-    assert stored_sample(out / "vectors/one") == (pytest.approx((7 + 4 + 4 + 0.125) / 32), 0, 4)
+    assert stored_sample(out / "vectors/one") == VectorSample(
+        pytest.approx((7 + 4 + 4 + 0.125) / 32), tokens=True, per_doubling=4
+    )
     points = CheckpointVectors(out, "one").points(0, 1, Axes()).table
     positions = points.loc[points["kind"] == "q", "position"].value_counts()
     assert all(positions[t] == 6 for t in range(7))  # of six documents

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 import shared
 from conftest import sketch
 from qkscope.api import capture_moments
-from qkscope.lenses.base import Detail, Figure, HeadTable, Lens, Measure, OwnView, SampledTable, Summary, View
+from qkscope.lenses.base import Detail, Figure, HeadTable, Lens, Measure, OwnView, Summary, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
@@ -119,7 +119,6 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
         (Lens("new", "t", "q", summaries=(Summary("transitions", lambda at: None),)), "transitions"),
         (Lens("new", "t", "q", figures=(Figure("norms", "t", Trajectories(()), ""),)), "norms"),
         (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
-        (Lens("new", "t", "q", sampled=(SampledTable("qk.csv", None, None),)), "qk.csv"),
         (Lens("new", "t", "q", own_views=(OwnView("split", None),)), "split"),
         (
             Lens("new", "t", "q", details=(Detail("kernel", HeadTable("n.csv", (), None, across="n"), (), ()),)),

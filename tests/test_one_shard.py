@@ -21,7 +21,7 @@ from qkscope.run.shards import deliver, delivery_path, merge_shards, running_sha
 from qkscope.run.status import read_status
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, analyze_folder
-from qkscope.tables.from_vectors import analyze_vectors
+from qkscope.validation.tables import analyze_vectors
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
 

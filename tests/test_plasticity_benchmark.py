@@ -10,9 +10,8 @@ import pytest
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity import closed_form, table
-from qkscope.lenses.plasticity.pairs import SampledVectors
-from qkscope.lenses.plasticity.sampled import LayerVectors
 from qkscope.moments.layout import Layout, capture_layout
+from qkscope.validation.kept import KeptLayer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import plasticity as bench
@@ -41,11 +40,11 @@ def test_buckets_that_are_put_together_are_those_of_a_coarser_capture():
 
 
 def test_a_sample_without_a_group_lacks_its_documents_and_no_others():
-    documents = np.array([0, 0, 3, 8, 9])
-    sample = SampledVectors(documents, np.arange(5), np.arange(10.0).reshape(5, 2))
-    left = plasticity_errors.left(LayerVectors({1: sample}, {0: sample}), 0)  # groups are documents mod 8
-    assert left.q[1].document.tolist() == left.k[0].document.tolist() == [3, 9]
-    assert left.k[0].vectors.tolist() == [[4.0, 5.0], [8.0, 9.0]]
+    vectors = np.arange(10.0).reshape(5, 2)
+    kept = KeptLayer(np.array([0, 0, 3, 8, 9]), np.arange(5), {1: vectors}, {0: vectors})
+    left = plasticity_errors.without(kept, 0)  # groups are documents mod 8
+    assert left.document.tolist() == [3, 9]
+    assert left.q[1].tolist() == left.k[0].tolist() == [[4.0, 5.0], [8.0, 9.0]]
 
 
 def test_estimators_are_compared_with_counting_head_by_head():

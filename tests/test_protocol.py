@@ -10,7 +10,8 @@ import pytest
 from qkscope.cli.main import main
 from qkscope.errors import CaptureError, InputError
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.vectors.layout import has_token_texts, stored_sample
+from qkscope.validation.layout import stored_sample
+from qkscope.validation.sampling import VectorSample
 from reference import reference_rows
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
@@ -141,8 +142,7 @@ def test_vectors_are_replaced_where_that_is_asked_for_and_what_is_not_ours_stays
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 0
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.25", "--vector-tokens", "--overwrite"]) == 0
     capsys.readouterr()
-    assert stored_sample(tmp_path / "out/vectors/two") == (0.25, 0, 0)
-    assert has_token_texts(tmp_path / "out/vectors/two")
+    assert stored_sample(tmp_path / "out/vectors/two") == VectorSample(0.25, tokens=True)
     mine = tmp_path / "out/vectors/two/l00h00q/mine.txt"
     mine.write_text("a note")
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5", "--overwrite"]) == 2

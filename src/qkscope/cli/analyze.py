@@ -103,7 +103,7 @@ def analyze(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
-    from qkscope.tables.from_samples import require_vectors
+    from qkscope.validation.plasticity_table import require_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -146,9 +146,9 @@ def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> Non
 
 def _draw_plasticity_pairs(options: argparse.Namespace, folder: Path, out: Path, events: Events) -> None:
     """`qkscope analyze RESULTS --plasticity-pairs`."""
-    from qkscope.tables.from_samples import write_sampled_tables
+    from qkscope.validation.plasticity_table import write_plasticity_pairs
 
-    write_sampled_tables(
+    write_plasticity_pairs(
         folder,
         events,
         options.plasticity_pairs,
@@ -162,8 +162,7 @@ def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
     """`qkscope analyze --vectors`."""
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
-    from qkscope.tables.from_vectors import analyze_vectors
-    from qkscope.vectors.read import Reading
+    from qkscope.validation.tables import analyze_vectors
 
     if options.plasticity_pairs:
         raise InputError(
@@ -176,7 +175,6 @@ def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
             "--common-window only applies to moments; for tables of --vectors over the first positions, use "
             f"--window {options.common_window}"
         )
-    reading = Reading(group_size=options.group_size, n_layers=options.n_layers)
     with progress() as events:
         analyze_vectors(
             options.vectors,
@@ -186,7 +184,8 @@ def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
             components=options.components,
             window=options.window,
             kind=options.kind,
-            reading=reading,
+            group_size=options.group_size,
+            n_layers=options.n_layers,
         )
     print(f"results: {out}/")
     return 0

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from qkscope.errors import InputError
 from qkscope.lenses.rotation.axes import axes_of
-from qkscope.lenses.sample.choose import distances
+from qkscope.lenses.sample import distances
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, vectors_path
-from qkscope.vectors.kept import kept_layer, token_texts_of
-from qkscope.vectors.layout import find_vectors
+from qkscope.validation.kept import kept_layer, token_texts_of
+from qkscope.validation.layout import find_vectors
 
 Array = NDArray[np.float64]
 AT_RANDOM, SEED = 4, 42  # heads of a collage where none is named, as published

@@ -13,10 +13,10 @@ import pandas as pd
 from qkscope.compare.lens_means import LensMeans, Noise
 from qkscope.compare.references import PLASTICITY
 from qkscope.lenses.base import error_name
-from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE
-from qkscope.lenses.plasticity.published import BUCKETS, MISSING
-from qkscope.lenses.plasticity.sampled import PUBLISHED
+from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import Results, read_study_table
+from qkscope.validation.plasticity import PUBLISHED
+from qkscope.validation.published import BUCKETS, MISSING
 
 WORDS = {
     "ap": "mean plasticity",
@@ -34,7 +34,7 @@ _TEXTS = ("model", "estimator", "rotary", "attention", "errors")
 
 def sampled_heads(results: Results) -> pd.DataFrame | None:
     """The heads' rows by the published protocol at each checkpoint's own context; None where no pairs were drawn."""
-    table = read_study_table(results, SAMPLED_FILE, [*WORDS, *ERRORS, "places"], _KEY, _TEXTS)
+    table = read_study_table(results, PLASTICITY_SAMPLED_CSV, [*WORDS, *ERRORS, "places"], _KEY, _TEXTS)
     if table is None:
         return None
     windows = results.heads.groupby("model")["window"].max()
@@ -91,8 +91,8 @@ PLASTICITY_MEANS = LensMeans(
     noise=plasticity_noise,
     errors=plasticity_errors,
     absent=(
-        f"these results have no {SAMPLED_FILE}, and the closed form of plasticity.csv is another estimator; keep "
-        "vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)"
+        f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form of plasticity.csv is another estimator; "
+        "keep vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)"
     ),
     needs=("ap", *ERRORS),
     note=said_of_buckets,

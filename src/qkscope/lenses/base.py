@@ -1,10 +1,9 @@
 """What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
-sums, what can be derived head by head, tables that need several entries at once or raw vectors, the summaries over
-heads, the figures with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the
-registered lenses and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its
-test.
+sums, what can be derived head by head, tables that need several entries at once, the summaries over heads, the figures
+with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses
+and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its test.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, StudyKind
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qkscope.lenses.at_window import AtWindow, StudyTables
-    from qkscope.lenses.kept_sample import KeptSample
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
     from qkscope.stats.jackknife import Scale
@@ -90,7 +87,7 @@ class HeadTable:
     # Of these, the means that are also kept apart for position-dominated heads and for the others.
     by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
-    of_vectors: bool = False  # made of checkpoints whose vectors were kept, and of no others
+    needs_vectors: bool = False  # made only for checkpoints whose vectors were kept
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -164,15 +161,6 @@ class StudyBuild:
     # By file; a table that does not apply is left out. None: another command writes the files.
     build: Callable[[StudySums], Mapping[str, pd.DataFrame]] | None
     kinds: tuple[StudyKind, ...] = (CHECKPOINTS,)  # of the studies for which they are made
-
-
-@dataclass(frozen=True)
-class SampledTable:
-    """A file with rows per entry that is made when asked for, from the raw vectors that a run kept beside its sums."""
-
-    file: str
-    rows: Callable[[KeptSample, int], pd.DataFrame]  # of one entry; from so many pairs of keys for each place at most
-    remark: Callable[[pd.DataFrame, Path], str | None]  # what to say of it, beside the other tables of its folder
 
 
 @dataclass(frozen=True)
@@ -313,8 +301,6 @@ class Lens:
     question_across: str = ""  # the same of seeds and models, where `question` is about stages of a run
     tables: tuple[HeadTable, ...] = ()
     of_study: tuple[StudyBuild, ...] = ()  # tables that need all entries of a study
-    from_vectors: tuple[HeadTable, ...] = ()  # of its tables, those that datasets of raw vectors are enough for
-    sampled: tuple[SampledTable, ...] = ()  # tables that need both, sums and a sample of vectors
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # adds columns that follow from those of qk.csv
     derived: tuple[Measure, ...] = ()  # the measures that `derive` adds
     summaries: tuple[Summary, ...] = ()

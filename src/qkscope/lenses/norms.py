@@ -17,7 +17,7 @@ from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second import Kind, Statistics
-from qkscope.vectors.kept import KeptLayer
+from qkscope.validation.kept import KeptLayer
 
 FILE = "norms.csv"
 SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)

@@ -177,7 +177,6 @@ LENS = Lens(
     title="Position signal",
     question="Which heads follow position, in their queries and in their keys?",
     tables=(OWN, COMMON, REPLICATES),
-    from_vectors=(OWN,),
     derive=with_measures,
     derived=(
         Measure("r_k_abs", "Absolute value of r_k.", "", SHARE, title="size of r_k", color=RED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qkscope.lenses.base import HeadTable, Lens, SampledTable, StudyBuild, Summary
+from qkscope.lenses.base import HeadTable, Lens, StudyBuild, Summary
 
 _LENSES: list[Lens] = []
 
@@ -30,7 +30,7 @@ def register(lens: Lens) -> Lens:
 
 def _files(lens: Lens) -> list[str]:
     of_study = [table.file for each in lens.of_study for table in each.tables]
-    return [*(table.file for table in lens.tables), *of_study, *(table.file for table in lens.sampled)]
+    return [*(table.file for table in lens.tables), *of_study]
 
 
 def _on_page(lens: Lens) -> list[str]:
@@ -55,21 +55,11 @@ def study_builds() -> tuple[StudyBuild, ...]:
     return tuple(each for lens in registered() for each in lens.of_study if each.build is not None)
 
 
-def tables_from_vectors() -> tuple[HeadTable, ...]:
-    """The head tables of all lenses for which datasets of raw vectors are enough, in order."""
-    return tuple(table for lens in registered() for table in lens.from_vectors)
-
-
-def sampled_tables() -> tuple[SampledTable, ...]:
-    """The tables of all lenses that are made from kept vectors when asked for, in order."""
-    return tuple(table for lens in registered() for table in lens.sampled)
-
-
 def tables_of_commands() -> tuple[str, ...]:
     """Files of head tables and study tables that other commands than run and analyze write, such as `ablate`."""
     files = [table.file for lens in registered() for table in lens.tables if table.rows is None]
     files += [table.file for lens in registered() for of in lens.of_study if of.build is None for table in of.tables]
-    return (*files, *(table.file for table in sampled_tables()))
+    return tuple(files)
 
 
 def all_summaries() -> tuple[Summary, ...]:

@@ -61,7 +61,7 @@ def checkpoint_rows(
     Beside the tables, means over each layer's heads of whatever has one row per head (`layer_means.csv`).
     """
     tables = [table for table in tables if settings.detail or not table.detail]
-    tables = [table for table in tables if settings.vectors is not None or not table.of_vectors]
+    tables = [table for table in tables if settings.vectors is not None or not table.needs_vectors]
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
     wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
     every = dict.fromkeys(window for windows in wanted.values() for window in windows)

@@ -30,7 +30,7 @@ from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
-from qkscope.vectors.kept import KeptLayer, kept_layer
+from qkscope.validation.kept import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
 Made = TypeVar("Made")

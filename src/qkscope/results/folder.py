@@ -21,6 +21,7 @@ REPLICATES_CSV = "replicates.csv"
 LAYER_MEANS_CSV = "layer_means.csv"
 ABLATION_CSV, ABLATION_JSON = "ablation.csv", "ablation.json"
 PREDICTION_CSV, PREDICTION_KERNEL_CSV = "prediction.csv", "prediction_kernel.csv"
+PLASTICITY_SAMPLED_CSV = "plasticity_sampled.csv"
 PROVENANCE_JSON = "provenance.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
@@ -39,6 +40,7 @@ FILES = (
     ABLATION_JSON,
     PREDICTION_CSV,
     PREDICTION_KERNEL_CSV,
+    PLASTICITY_SAMPLED_CSV,
     PROVENANCE_JSON,
     PLAN_JSON,
     STUDY_YAML,

@@ -54,7 +54,7 @@ from qkscope.results.folder import (
     vectors_path,
 )
 from qkscope.study.harmless import NAME
-from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
+from qkscope.validation.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")

@@ -17,13 +17,7 @@ from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Report, Started, Task
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
-from qkscope.run.finished import (
-    is_sample_of,
-    orphan_line,
-    orphans,
-    require_nothing_lost,
-    require_same_sample,
-)
+from qkscope.run.finished import orphan_line, orphans, other_vectors, require_nothing_lost
 from qkscope.run.options import CaptureOptions
 from qkscope.run.plan import Plan, make_plan, with_tokens_kept
 from qkscope.run.progress import default_events
@@ -195,11 +189,15 @@ class _Run:
         name, wanted = state.plan.checkpoint.name, self._options.vectors
         sample = vectors_path(self._folder, name)
         whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
-        if sample.is_dir() and self._options.overwrite and not is_sample_of(sample, state.plan, wanted, whole):
+        if sample.is_dir() and self._options.overwrite and other_vectors(sample, state.plan, wanted, whole):
             remove_vectors(self._folder, name)
             self._events.noted(f"{name}: removed the vectors of earlier settings")
         if wanted is not None and sample.is_dir():
-            require_same_sample(sample, state.plan, wanted, whole)
+            if other := other_vectors(sample, state.plan, wanted, whole):
+                raise InputError(f"{sample} holds {other}").advised(
+                    python="remove it, use `overwrite`, or choose another `out`",
+                    command="remove it, give --overwrite, or another --out",
+                )
         elif wanted is not None:
             self._left[number] = {shard.number for shard in state.plan.shards()}
             return [Task(number, name, tuple(state.plan.shards()), wanted)]

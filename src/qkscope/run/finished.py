@@ -8,7 +8,7 @@ what differs, and replaces them only when it is asked to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path, shards_folder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.checkpoint_plan import CheckpointPlan
-from qkscope.run.options import VectorSample
+from qkscope.validation.sampling import VectorSample
 
 Standing = Literal["same", "suffices", "other"]
 
@@ -220,24 +220,10 @@ def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
 # -- kept vectors ----------------------------------------------------------------------------------------------
 
 
-def is_sample_of(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, whole: bool) -> bool:
-    """Whether existing vectors are of whole moments of these settings, and the sample that is wanted, if one is."""
-    from qkscope.vectors.layout import has_token_texts, stored_sample
+def other_vectors(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, whole: bool) -> str | None:
+    """What existing vectors are, unless they are of `whole` moments of these settings, and of the wanted sample."""
+    from qkscope.validation.kept import sample_mismatch
 
-    if not whole or wanted is None:
-        return whole
-    sampler = wanted.sampler(plan.layout)
-    same = stored_sample(sample) == (sampler.rate, sampler.seed, sampler.per_doubling)
-    return same and (not wanted.tokens or has_token_texts(sample))
-
-
-def require_same_sample(sample: Path, plan: CheckpointPlan, wanted: VectorSample, whole: bool) -> None:
-    """Refuse vectors that an earlier run kept with other settings: they must not pass for this run's."""
-    if is_sample_of(sample, plan, wanted, whole):
-        return
-    without = is_sample_of(sample, plan, replace(wanted, tokens=False), whole)
-    what = "vectors without the texts of their tokens" if without else "vectors of another run or rate"
-    raise InputError(f"{sample} holds {what}").advised(
-        python="remove it, use `overwrite`, or choose another `out`",
-        command="remove it, give --overwrite, or another --out",
-    )
+    if not whole:
+        return "vectors of another run or rate"
+    return None if wanted is None else sample_mismatch(sample, wanted, plan.layout.context)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from qkscope.moments.layout import Layout
-    from qkscope.vectors.sample import VectorSampler
+from qkscope.validation.sampling import VectorSample
 
 
 @dataclass(frozen=True)
@@ -19,25 +16,6 @@ class Placement:
     address: str | None = None  # of a cluster
     cpus_per_worker: float | None = None
     gpus_per_worker: float | None = None
-
-
-@dataclass(frozen=True)
-class VectorSample:
-    """A request to keep raw vectors of a share of tokens, or (None) of one token per position bucket on average."""
-
-    rate: float | None = None
-    seed: int = 0
-    tokens: bool = False  # also keep the tokens' texts
-    per_doubling: int = 0  # instead of a rate: log-uniform, this many tokens each time the position doubles
-
-    def sampler(self, layout: Layout) -> VectorSampler:
-        """The sampler for the positions of one checkpoint."""
-        from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate
-
-        rate = published_rate(layout.context) if self.rate is None else self.rate
-        if self.per_doubling:
-            rate = log_uniform_rate(layout.context, self.per_doubling)
-        return VectorSampler(rate, self.seed, layout, self.per_doubling)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]
 
 def _layout(study: Study, context: int, common: int) -> Layout:
     """The axes of the sums; the published protocol keeps one token per position bucket on average."""
-    from qkscope.vectors.sample import published_rate
+    from qkscope.validation.sampling import published_rate
 
     seed = study.sample_seed()
     layout = capture_layout(

@@ -27,14 +27,15 @@ from qkscope.errors import (
 )
 from qkscope.processes import free_memory
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
-from qkscope.run.options import CaptureOptions, VectorSample
+from qkscope.run.options import CaptureOptions
+from qkscope.validation.sampling import VectorSample, sampled_positions
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, ChoosePositions
     from qkscope.capture.probe import ProbedModel
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
-    from qkscope.vectors.write import VectorWriter
+    from qkscope.validation.write import VectorWriter
 
 # What makes one checkpoint impossible to measure and says nothing about the others.
 BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
@@ -104,13 +105,12 @@ class ShardRunner:
 
     def writer(self, plan: CheckpointPlan, folder: Path, sample: VectorSample) -> VectorWriter:
         """A writer of a sample of the checkpoint's raw vectors."""
-        from qkscope.vectors.write import VectorWriter
+        from qkscope.validation.write import VectorWriter
 
         probe = self._load(plan).probe
         folder.parent.mkdir(parents=True, exist_ok=True)
-        sampler = sample.sampler(plan.layout)
         texts = token_texts(plan) if sample.tokens else None
-        return VectorWriter(folder, sampler, probe.layers, n_layers=probe.n_layers, tokens=texts)
+        return VectorWriter(folder, sample, plan.layout, probe.layers, n_layers=probe.n_layers, tokens=texts)
 
     def _load(self, plan: CheckpointPlan) -> Loaded:
         from qkscope.capture.load import load_backbone
@@ -241,8 +241,6 @@ def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iter
 
 def _sampled(plan: CheckpointPlan) -> ChoosePositions:
     """Which tokens of each layer a study with a sample sums."""
-    from qkscope.vectors.sample import sampled_positions
-
     def choose(layer: int, batch: Batch) -> Any:
         return sampled_positions(
             batch.documents,

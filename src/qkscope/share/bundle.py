@@ -122,7 +122,6 @@ def table_names() -> list[str]:
     lenses = registered()
     names = [name for name in FILES if name.endswith(".csv")]
     names += [table.file for lens in lenses for table in lens.tables]
-    names += [table.file for lens in lenses for table in lens.sampled]
     names += [table.file for lens in lenses for build in lens.of_study for table in build.tables]
     return list(dict.fromkeys(names))
 

@@ -1,1 +1,1 @@
-"""From moments or raw vectors to the tables of a results folder."""
+"""From moments to the tables of a results folder."""

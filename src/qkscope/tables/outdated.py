@@ -17,7 +17,7 @@ from typing import Any
 from qkscope.errors import TableError
 from qkscope.lenses.at_window import summary_files
 from qkscope.lenses.registry import tables_of_commands
-from qkscope.results.folder import ABLATION_CSV, PROVENANCE_JSON, results_file
+from qkscope.results.folder import ABLATION_CSV, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
 from qkscope.results.provenance import Provenance, StudyRecord
 from qkscope.results.read import read_provenance
 from qkscope.results.remove import remove_outcomes, remove_report
@@ -46,7 +46,7 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
 
 
 def _written_by_commands() -> list[str]:
-    return [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV)]
+    return [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV), PLASTICITY_SAMPLED_CSV]
 
 
 def _shown(provenance: Provenance) -> str:

@@ -2,7 +2,6 @@
 
 from qkscope.lenses.base import Detail, Figure, Lens, View
 from qkscope.lenses.charts import Drawing
-from qkscope.lenses.plasticity.sampled_table import SAMPLED
 from qkscope.lenses.plasticity.table import FILE, MAP, PROFILE, TABLE
 
 LENS = Lens(
@@ -10,7 +9,6 @@ LENS = Lens(
     title="Plasticity",
     question="Does the query still decide which key wins, or is that settled beforehand?",
     tables=(TABLE, PROFILE, MAP),
-    sampled=(SAMPLED,),
     figures=(
         Figure(
             "plasticity",

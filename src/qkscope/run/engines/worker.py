@@ -19,7 +19,7 @@ from qkscope.run.runner import BAD_CHECKPOINT, ShardRunner
 from qkscope.run.shards import deliver, delivery_path, running_shard
 
 if TYPE_CHECKING:
-    from qkscope.vectors.write import VectorWriter
+    from qkscope.validation.write import VectorWriter
 
 
 class Worker:

@@ -1,9 +1,9 @@
-"""The layout of qk-sniffer datasets: one folder `l{LL}h{HH}{q|k}` per head, parquet files inside.
+"""The layout of qk-sniffer datasets: one folder `l{LL}h{HH}{q|k}` per head, Parquet files inside.
 
 Columns: bucket, example_id (the document), position, vector, sliding_window (null on full attention), and in some
 datasets token_str. Folder names are parsed into numbers and only those numbers travel on; paths come from listing
 directories, never from what a file says. Files written by qkscope also carry what it knows of the layer and the
-model (`FileFacts`) in the parquet schema's metadata, which other readers ignore.
+model (`FileFacts`) in the Parquet schema's metadata, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from qkscope.errors import InputError, first_line
 from qkscope.layers import LayerFacts, whole_number
-from qkscope.vectors.errors import VectorsError
+from qkscope.moments.second import Kind
+from qkscope.validation.sampling import VectorSample
 
-Kind = Literal["q", "k"]
-
-COLUMNS = ("bucket", "example_id", "position", "vector", "sliding_window")
 DATA_FILE = "data.parquet"
+TOKEN_COLUMN = "token_str"
 METADATA_KEY = b"qkscope"
 SEARCH_DEPTH = 2  # the predecessor nests a model's heads in a folder of the model's name, its README in the root
-MAX_NUMBER = 9999  # layers and heads; more is a slip
+MAX_LAYERS = 10_000  # as many as folder names can number
 
-HEAD_FOLDER = re.compile(r"l([0-9]{2,4})h([0-9]{2,4})([qk])")
+HEAD_FOLDER = re.compile(r"l([0-9]{2}|[1-9][0-9]{2,3})h([0-9]{2}|[1-9][0-9]{2,3})([qk])")
 _LOOSE = re.compile(r"l[0-9]+h[0-9]+[qk]", re.IGNORECASE)
+
+
+class VectorsError(InputError):
+    """A dataset of vectors cannot be read or written; the message names the file and what to do."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,10 +42,6 @@ class HeadName:
     head: int
     kind: Kind
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.layer <= MAX_NUMBER and 0 <= self.head <= MAX_NUMBER and self.kind in ("q", "k")):
-            raise ValueError(f"impossible head: layer {self.layer}, head {self.head}, kind {self.kind!r}")
-
     @property
     def folder(self) -> str:
         """The folder's name: `l03h11q`."""
@@ -50,11 +50,8 @@ class HeadName:
 
 def parse_head(name: str) -> HeadName | None:
     """The head a folder holds; None for any other folder. A name that nearly fits is refused, not skipped."""
-    match = HEAD_FOLDER.fullmatch(name)
-    if match:
-        head = HeadName(int(match[1]), int(match[2]), "q" if match[3] == "q" else "k")
-        if head.folder == name:
-            return head
+    if match := HEAD_FOLDER.fullmatch(name):
+        return HeadName(int(match[1]), int(match[2]), "q" if match[3] == "q" else "k")
     if _LOOSE.fullmatch(name):
         raise VectorsError(f"folder {name!r} is not named like l03h11q: rename it, so that its head is certain")
     return None
@@ -62,7 +59,7 @@ def parse_head(name: str) -> HeadName | None:
 
 @dataclass(frozen=True)
 class VectorFolders:
-    """A dataset's heads and their parquet files."""
+    """A dataset's heads and their Parquet files."""
 
     root: Path
     files: Mapping[HeadName, tuple[Path, ...]]
@@ -72,7 +69,7 @@ class VectorFolders:
         return tuple(sorted(name.head for name in self.files if (name.layer, name.kind) == (layer, kind)))
 
     def layers(self) -> tuple[int, ...]:
-        """Layers with queries, rising: without a query there is no head to analyse."""
+        """Layers with queries, rising: without a query there is no head to analyze."""
         return tuple(sorted({name.layer for name in self.files if name.kind == "q"}))
 
 
@@ -87,32 +84,27 @@ def find_vectors(folder: Path | str) -> VectorFolders:
     if len(roots) > 1:
         names = ", ".join(str(each.relative_to(root)) for each in roots[:5])
         raise VectorsError(f"{root}: holds {len(roots)} datasets ({names}); give the folder of one of them")
-    files: dict[HeadName, tuple[Path, ...]] = {}
-    for path in _subfolders(roots[0]):
-        head = _parse_at(path)
-        if head is not None:
-            files[head] = _parquet_files(path)
+    files = {head: _parquet_files(path) for head, path in _head_folders(roots[0]).items()}
     if not any(head.kind == "q" for head in files):
         raise VectorsError(f"{roots[0]}: has key heads only (l..h..k); add the query heads (l..h..q)")
     return VectorFolders(roots[0], dict(sorted(files.items())))
 
 
 def _dataset_roots(folder: Path, depth: int) -> list[Path]:
-    inside = _subfolders(folder)
-    if any(_parse_at(path) is not None for path in inside):
+    if _head_folders(folder):
         return [folder]
-    return [root for path in inside for root in _dataset_roots(path, depth - 1)] if depth else []
+    return [root for path in _subfolders(folder) for root in _dataset_roots(path, depth - 1)] if depth else []
+
+
+def _head_folders(folder: Path) -> dict[HeadName, Path]:
+    try:
+        return {head: path for path in _subfolders(folder) if (head := parse_head(path.name)) is not None}
+    except VectorsError as error:
+        raise error.within(str(folder)) from None
 
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _parse_at(path: Path) -> HeadName | None:
-    try:
-        return parse_head(path.name)
-    except VectorsError as error:
-        raise error.within(str(path.parent)) from None
 
 
 def _parquet_files(folder: Path) -> tuple[Path, ...]:
@@ -128,14 +120,14 @@ def _parquet_files(folder: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What qkscope writes beside the vectors, so that nothing about the model has to be inferred from them."""
+    """What qkscope writes next to the vectors, so that nothing about the model has to be inferred from them."""
 
     layer: LayerFacts
     n_layers: int
     context: int
     rate: float
     seed: int
-    per_doubling: int = 0  # of a log-uniform sample, see `vectors.sample`
+    per_doubling: int = 0  # of a log-uniform sample, see `sampling`
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """For the arrow schema."""
@@ -151,7 +143,7 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
         stored: dict[str, Any] = json.loads(raw)
         facts = FileFacts(
             LayerFacts.from_json(stored["layer"]),
-            whole_number(stored["n_layers"], "n_layers", MAX_NUMBER + 1),
+            whole_number(stored["n_layers"], "n_layers", MAX_LAYERS),
             whole_number(stored["context"], "context", 2**31),
             float(stored["rate"]),
             whole_number(stored["seed"], "seed", 2**63, -(2**63)),
@@ -168,28 +160,20 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
     return facts
 
 
-def stored_sample(folder: Path) -> tuple[float, int, int] | None:
-    """(rate, seed, per doubling) of a dataset that qkscope wrote; None where another program wrote it."""
+def stored_sample(folder: Path) -> VectorSample | None:
+    """The sample that qkscope wrote to a dataset; None where another program wrote it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     head, files = next(iter(find_vectors(folder).files.items()))
     try:
-        facts = facts_from_metadata(pq.read_schema(files[0]).metadata, head)
+        schema = pq.read_schema(files[0])
     except (pa.ArrowException, OSError) as error:
-        raise VectorsError(f"{files[0]}: not a readable parquet file ({error})") from None
-    return None if facts is None else (facts.rate, facts.seed, facts.per_doubling)
-
-
-TOKEN_COLUMN = "token_str"
-
-
-def has_token_texts(folder: Path) -> bool:
-    """Whether a dataset has the text of each token."""
-    import pyarrow.parquet as pq
-
-    files = next(iter(find_vectors(folder).files.values()))
-    return TOKEN_COLUMN in pq.read_schema(files[0]).names
+        raise VectorsError(f"{files[0]}: not a readable parquet file ({first_line(error)})") from None
+    facts = facts_from_metadata(schema.metadata, head)
+    if facts is None:
+        return None
+    return VectorSample(facts.rate, facts.seed, TOKEN_COLUMN in schema.names, facts.per_doubling)
 
 
 def arrow_schema(width: int, facts: FileFacts | None = None, *, tokens: bool = False) -> Any:

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,19 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.lenses.base import HeadTable, Lens, Measure
 from qkscope.lenses.position import OWN
-from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns
-from qkscope.lenses.vector_rows import table_from_vectors
 from qkscope.run.events import Events
-from qkscope.tables.from_vectors import analyze_vectors
-from qkscope.vectors import scan
-from qkscope.vectors.errors import VectorsError
-from qkscope.vectors.hub import download_vectors
-from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors, parse_head
-from qkscope.vectors.pairing import infer_group_size, pair_heads
-from qkscope.vectors.read import Reading, moments_from_vectors, open_vectors
+from qkscope.validation import scan
+from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors, parse_head
+from qkscope.validation.read import infer_group_size, open_vectors, pair_heads
+from qkscope.validation.tables import analyze_vectors, download_vectors, table_from_vectors
 from reference import reference_rows
 
 WIDTH = 12
@@ -80,6 +73,10 @@ def dataset(root, layers=2, q_heads=4, kv_heads=2, **options):
     return made
 
 
+def table_at(folder, components=5, window=None, **model):
+    return table_from_vectors(open_vectors(folder, **model), model="m", components=components, window=window)
+
+
 def assert_reference(table, made, group=2, components=5):
     for (layer, number), rows in table.groupby(["layer", "head"]):
         q, k = made[HeadName(layer, number, "q")], made[HeadName(layer, number // group, "k")]
@@ -98,28 +95,15 @@ def assert_reference(table, made, group=2, components=5):
 @pytest.mark.parametrize("form", ["fixed", "list", "large"])
 def test_the_table_is_the_reference_method_on_the_raw_vectors(tmp_path, form):
     made = dataset(tmp_path, form=form)
-    table = table_from_vectors(OWN, tmp_path, model="theirs", components=5)
+    table = table_at(tmp_path)
     assert tuple(table.columns) == file_columns(OWN)
     assert len(table) == 2 * 4 * 5
     assert_reference(table, made)
-    assert set(table["model"]) == {"theirs"}
+    assert set(table["model"]) == {"m"}
     assert set(table["rotary"]) == {"unknown"}
     assert set(table["attention"]) == {"full"}
     longest = max(each["position"].max() for each in made.values())
     assert set(table["window"]) == {longest + 1}
-
-
-def test_moments_hold_the_same_and_more(tmp_path):
-    made = dataset(tmp_path)
-    moments = moments_from_vectors(tmp_path, Reading(context=64, groups=3))
-    x, t, ids = (made[HeadName(1, 2, "q")][column] for column in ("vector", "position", "example_id"))
-    found = moments.window(1, "q", 16).statistics(64.0)
-    np.testing.assert_allclose(found.mean_x[2], x[t < 16].astype(float).mean(0), rtol=1e-12)
-    without = moments.without_group(1, "q", 1).statistics(64.0)
-    assert without.n[2] == (ids % 3 != 1).sum()
-    np.testing.assert_allclose(without.mean_x[2], x[ids % 3 != 1].astype(float).mean(0), rtol=1e-6)
-    assert moments.provenance["heads_present"] == {"0": [0, 1, 2, 3], "1": [0, 1, 2, 3]}
-    assert moments.provenance["notes"] == ["group size 2, inferred from the heads that are there"]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -130,7 +114,7 @@ def test_other_float_types(tmp_path, dtype):
         made[name] = head(3 if kind == "q" else 4)
         made[name]["vector"] = made[name]["vector"].astype(dtype)
         put(tmp_path, name.folder, table_of(made[name]))
-    assert_reference(table_from_vectors(OWN, tmp_path, model="m", components=5), made, group=1)
+    assert_reference(table_at(tmp_path), made, group=1)
 
 
 @pytest.mark.slow
@@ -146,35 +130,21 @@ def test_a_sample_of_heads_gives_exactly_those_rows(tmp_path):
         for name in names:
             made[name] = head(len(made), rows=80)
             put(tmp_path, name.folder, table_of(made[name]))
-    table = table_from_vectors(OWN, tmp_path, model="m", components=2, reading=Reading(n_layers=12))
+    table = table_at(tmp_path, components=2, n_layers=12)
     assert sorted(set(zip(table["layer"], table["head"], strict=True))) == present
     assert_reference(table, made, group=4, components=2)
     assert set(table.loc[table["layer"] == 5, "depth"]) == {5 / 11}
-    moments = moments_from_vectors(tmp_path)
+    _, moments = next(open_vectors(tmp_path).layer_moments())
     absent = next(number for number in range(16) if (0, number) not in present)
     assert moments.window(0, "q").n[absent] == 0
 
 
-def test_a_window_and_left_out_positions(tmp_path):
+def test_a_window_takes_the_first_positions(tmp_path):
     made = dataset(tmp_path)
-    reading = Reading(context=64, skip_positions=3)
-    table = table_from_vectors(OWN, tmp_path, model="m", components=5, window=32, reading=reading)
-    inside = {
-        name: {k: v[(x["position"] >= 3) & (x["position"] < 32)] for k, v in x.items()} for name, x in made.items()
-    }
+    table = table_at(tmp_path, window=32)
+    inside = {name: {k: v[x["position"] < 32] for k, v in x.items()} for name, x in made.items()}
     assert_reference(table, inside)
     assert set(table["window"]) == {32}
-
-
-def test_a_lens_that_needs_no_more_than_vectors_gets_its_table_by_saying_so(tmp_path):
-    made = dataset(tmp_path / "vectors", layers=1)
-    length = HeadTable("length.csv", (Measure("length", "Of the mean query."),), mean_query_lengths)
-    with with_lens(Lens("length", "t", "q", tables=(length,), from_vectors=(length,))):
-        analyze_vectors([f"theirs={tmp_path / 'vectors'}"], tmp_path / "out", Events(), "command", components=2)
-    assert {"qk.csv", "length.csv"} == {path.name for path in (tmp_path / "out").glob("*.csv")}
-    for row in pd.read_csv(tmp_path / "out" / "length.csv").itertuples():
-        queries = made[HeadName(0, row.head, "q")]["vector"].astype(float)
-        assert row.length == pytest.approx(np.linalg.norm(queries.mean(axis=0)))
 
 
 def test_tables_of_another_window_take_the_page_of_the_old_ones_away(tmp_path):
@@ -192,13 +162,9 @@ def test_tables_of_another_window_take_the_page_of_the_old_ones_away(tmp_path):
     assert not page.exists()
 
 
-def mean_query_lengths(sums):
-    return {"length": np.linalg.norm(sums.q.mean_x, axis=1)}
-
-
 def test_sliding_layers_say_so(tmp_path):
     dataset(tmp_path, layers=1, window=512)
-    table = table_from_vectors(OWN, tmp_path, model="m", components=1)
+    table = table_at(tmp_path, components=1)
     assert set(table["attention"]) == {"sliding"}
     assert set(table["attention_window"]) == {512}
     # pandas turns a nullable integer into floats; NaN is null.
@@ -221,9 +187,10 @@ def test_unsorted_rows_and_several_files_change_nothing(tmp_path):
         # token_str is of no use here, and temporaries are not data.
         put(tmp_path / "mixed", name.folder, pa.table({"x": [1]}), ".data.parquet.tmp.parquet")
     found = open_vectors(tmp_path / "mixed")
-    assert found.notes[1] == "unsorted rows, which change no sum, in 12 heads, first l00h00q"
-    assert len(open_vectors(tmp_path / "sorted").notes) == 1
-    one, two = (table_from_vectors(OWN, tmp_path / each, model="m", components=5) for each in ("sorted", "mixed"))
+    inferred = "group size 2, inferred from the heads that are there"
+    assert found.notes == (inferred, "unsorted rows, which change no sum, in 12 heads, first l00h00q")
+    assert open_vectors(tmp_path / "sorted").notes == (inferred,)
+    one, two = (table_at(tmp_path / each) for each in ("sorted", "mixed"))
     for column in NUMBERS:
         np.testing.assert_allclose(one[column], two[column], atol=1e-11)
 
@@ -267,7 +234,7 @@ def folders_of(tmp_path, queries, keys):
 def test_a_whole_model_shows_its_group_size(group, kv_heads, layers):
     folders = folders_of(Path(), [range(group * kv_heads)] * layers, [range(kv_heads)] * layers)
     assert infer_group_size(folders) == group
-    pairs, unread = pair_heads(folders, group)
+    pairs, unread = pair_heads(folders, dict.fromkeys(range(layers), group))
     assert all(key == number // group for of in pairs.values() for number, key in of.items())
     assert not unread
 
@@ -286,7 +253,8 @@ def test_a_sample_shows_its_group_size_or_is_refused_but_is_never_mispaired(seed
     except VectorsError as refused:
         assert "give group_size" in str(refused)
         return
-    assert pair_heads(folders, size) == pair_heads(folders, group)
+    inferred, true = (pair_heads(folders, dict.fromkeys(range(12), each)) for each in (size, group))
+    assert inferred == true
 
 
 def test_the_published_sample_of_heads_shows_its_group_size(tmp_path):
@@ -301,12 +269,12 @@ def test_the_published_sample_of_heads_shows_its_group_size(tmp_path):
     ("queries", "keys", "message"),
     [
         # Two query heads per key, and one key file was lost: layer 1 alone would look like four per key.
-        ([[0, 1, 2, 3]] * 3, [[0, 1], [0], [0, 1]], r"2 of 3 layers .*l01h02q has no key partner: l01h01k is missing"),
+        ([[0, 1, 2, 3]] * 3, [[0, 1], [0], [0, 1]], r"12 query and 5 key heads fit no single group size: some are mis"),
         # Three queries over two keys: 2 per key with a query left out, or 1 per key with a key lost.
         ([[0, 1, 2]], [[0, 1]], r"fits a group size of 2, but 1 is too close to rule out; give group_size"),
         # All keys kept, queries sampled.
         ([[0, 5, 9]], [[0, 1, 2, 3]], r"3 query and 4 key heads fit no single group size.*give group_size"),
-        ([[0, 1], [0]], [[0], []], r"layer 1 has queries \(l01h00q\) but no keys"),
+        ([[0, 1], [0]], [[0], []], r"3 query and 1 key heads fit no single group size: some are missing"),
     ],
 )
 def test_an_uncertain_group_size_is_refused(tmp_path, queries, keys, message):
@@ -319,15 +287,13 @@ def test_a_given_group_size_decides(tmp_path):
         put(tmp_path, name, table_of(head(1)))
     with pytest.raises(VectorsError, match="too close to rule out"):
         open_vectors(tmp_path)
-    assert open_vectors(tmp_path, Reading(group_size=2)).pairs == {0: {0: 0, 1: 0, 2: 1}}
+    assert open_vectors(tmp_path, group_size=2).pairs == {0: {0: 0, 1: 0, 2: 1}}
     with pytest.raises(VectorsError, match=r"query head l00h02q has no key partner: l00h02k is missing; add the key"):
-        open_vectors(tmp_path, Reading(group_size=1))
+        open_vectors(tmp_path, group_size=1)
     with pytest.warns(QkscopeWarning, match="1 key head without a query head here, not read, first l00h01k"):
-        assert open_vectors(tmp_path, Reading(group_size={0: 3})).pairs == {0: {0: 0, 1: 0, 2: 0}}
-    with pytest.raises(VectorsError, match="no entry for layer 0"):
-        open_vectors(tmp_path, Reading(group_size={1: 3}))
+        assert open_vectors(tmp_path, group_size=3).pairs == {0: {0: 0, 1: 0, 2: 0}}
     with pytest.raises(VectorsError, match="at least 1, not 0"):
-        open_vectors(tmp_path, Reading(group_size=0))
+        open_vectors(tmp_path, group_size=0)
 
 
 # -- what is refused --------------------------------------------------------------------------------------
@@ -342,8 +308,6 @@ def test_names():
     for near in ("l3h1q", "l003h11q", "L03H11Q", "l03h99999q"):
         with pytest.raises(VectorsError, match="rename it"):
             parse_head(near)
-    with pytest.raises(ValueError, match="impossible head"):
-        HeadName(-1, 0, "q")
 
 
 def bad(**changes):
@@ -400,7 +364,7 @@ def test_bad_rows_are_told_with_file_and_row(tmp_path, case, where):
     for name in ("l00h00q", "l00h00k"):
         put(tmp_path, name, table if name == where else table_of(head(6)))
     with pytest.raises(InputError, match=message.replace("l00h00q", where)) as told:
-        table_from_vectors(OWN, tmp_path, model="m")
+        table_at(tmp_path)
     assert where in str(told.value)
 
 
@@ -431,20 +395,20 @@ def test_torn_files(tmp_path):
     flipped[len(whole) // 2] ^= 0xFF  # inside the vectors; a page's checksum tells
     path.write_bytes(bytes(flipped))
     with pytest.raises(VectorsError, match="is not a complete parquet file"):
-        table_from_vectors(OWN, tmp_path, model="m")
+        table_at(tmp_path)
 
 
 def test_heads_that_do_not_belong_together(tmp_path):
     put(tmp_path, "l00h00q", table_of(head(5)))
     put(tmp_path, "l00h00k", table_of(head(6, width=8)))
-    with pytest.raises(VectorsError, match=r"l00h00k has vectors of width 8, l00h00q of 12; heads of one layer"):
+    with pytest.raises(VectorsError, match=r"l00h00k has width 8, l00h00q has 12; heads of one layer"):
         open_vectors(tmp_path)
     put(tmp_path, "l00h00k", table_of(head(6), window=16))
-    with pytest.raises(VectorsError, match="l00h00k has sliding_window 16, l00h00q None"):
+    with pytest.raises(VectorsError, match="l00h00k has sliding_window 16, l00h00q has None"):
         open_vectors(tmp_path)
     put(tmp_path, "l00h00k", table_of(head(6)))
     put(tmp_path, "l00h00k", table_of(head(6, width=8)), "more.parquet")
-    with pytest.raises(VectorsError, match=r"l00h00k: its files hold vectors of different widths \[8, 12\]"):
+    with pytest.raises(VectorsError, match=r"l00h00k: its files hold vectors of different widths \[8, 12\]; keep"):
         open_vectors(tmp_path)
 
 
@@ -465,20 +429,10 @@ def test_folders_that_are_no_dataset(tmp_path):
         open_vectors(tmp_path)
 
 
-def test_settings_that_do_not_fit(tmp_path):
+def test_fewer_layers_than_there_are_is_refused(tmp_path):
     dataset(tmp_path)
-    for reading, message in (
-        (Reading(context=32), "position 63 is outside the context of 32; give a longer"),
-        (Reading(skip_positions=64), "skip_positions 64 would skip all"),
-        (Reading(n_layers=1), "n_layers 1 was given, but there is a layer 1"),
-        (Reading(groups=0), "at least one document group"),
-        (Reading(buckets=0), "at least one bucket, not 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            open_vectors(tmp_path, reading)
-    put(tmp_path, "l00h00q", table_of(head(1, rows=20, context=2, documents=10)))
-    with pytest.raises(VectorsError, match="l00h00q: all its positions are below skip_positions 5"):
-        table_from_vectors(OWN, tmp_path, model="m", reading=Reading(skip_positions=5))
+    with pytest.raises(InputError, match="n_layers 1 was given, but there is a layer 1"):
+        open_vectors(tmp_path, n_layers=1)
 
 
 @pytest.mark.parametrize(
@@ -554,8 +508,8 @@ def test_undefined_correlations_are_warned_about_for_present_heads_only(tmp_path
         put(tmp_path, name, table_of(head(1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table = table_from_vectors(OWN, tmp_path, model="m", reading=Reading(group_size=4))
+        table = table_at(tmp_path, group_size=4)
     assert set(table["head"]) == {0}
     put(tmp_path, "l00h00q", table_of(head(1, rows=5)))
     with pytest.warns(QkscopeWarning, match=r"for 1 of 1 head, first layer 0 head 0: 5 tokens are fewer"):
-        table_from_vectors(OWN, tmp_path, model="m", reading=Reading(group_size=4))
+        table_at(tmp_path, group_size=4)

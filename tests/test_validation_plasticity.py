@@ -12,32 +12,33 @@ from qkscope.capture.tap import AttentionCall
 from qkscope.cli.main import main
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.base import Lens, SampledTable
-from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE, sampled_table
-from qkscope.lenses.plasticity.pairs import NUMBERS, SampledVectors, Tally, draw_pairs
-from qkscope.lenses.plasticity.published import published_plasticity, query_buckets, query_law, reflected, reflection
-from qkscope.lenses.plasticity.sampled import (
+from qkscope.lenses.plasticity.table import plasticity
+from qkscope.lenses.sums import layer_sums
+from qkscope.moments.layout import capture_layout
+from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
+from qkscope.stats.jackknife import jackknife_error
+from qkscope.validation import plasticity_table
+from qkscope.validation.kept import KeptLayer
+from qkscope.validation.plasticity import (
     COUNTING,
     KEY_PAIRS,
+    NUMBERS,
     PUBLISHED,
-    LayerVectors,
-    PairRequest,
+    Tally,
     counted_pp,
+    draw_pairs,
     normal_pp,
     sampled_plasticity,
 )
-from qkscope.lenses.plasticity.table import plasticity
-from qkscope.lenses.registry import with_lens
-from qkscope.lenses.sums import layer_sums
-from qkscope.moments.layout import capture_layout
-from qkscope.stats.jackknife import jackknife_error
-from qkscope.vectors.sample import VectorSampler
-from qkscope.vectors.write import VectorWriter
+from qkscope.validation.plasticity_table import layer_sample, sampled_rows
+from qkscope.validation.published import published_plasticity, query_buckets, query_law, reflected, reflection
+from qkscope.validation.sampling import VectorSample
+from qkscope.validation.write import VectorWriter
 
 WIDTH, LENGTH, DOCUMENTS = 4, 64, 12
 LAYOUT = capture_layout(LENGTH, buckets=16, groups=4)
 FACTS = LayerFacts(0, 4, 2, WIDTH)
-EVERY = PairRequest(10**9)  # all pairs that there are
+EVERY = 10**9  # all pairs that there are
 
 
 def vectors(documents=DOCUMENTS, width=WIDTH):
@@ -49,50 +50,39 @@ def vectors(documents=DOCUMENTS, width=WIDTH):
     return found
 
 
-def sampled(x, every=1):
-    """Each head's (documents, tokens, width) as rows, every so many tokens."""
-    kept = x[:, ::every]
-    documents, positions = (
-        each.ravel() for each in np.meshgrid(np.arange(len(x)), np.arange(0, LENGTH, every), indexing="ij")
-    )
-    return SampledVectors(documents, positions, kept.reshape(-1, x.shape[-1]))
-
-
-def layer(q, k, every=1, facts=FACTS):
+def layer(q, k, facts=FACTS):
+    """Sums of heads 3 and 0 of a layer, and all of its vectors."""
     moments = Moments(LAYOUT, [facts])
     moments.add(0, q, k, groups=[i % 4 for i in range(len(q))])
-    sums = layer_sums(moments, 0, [3, 0])
-    parts = LayerVectors(
-        {head: sampled(q[:, head], every) for head in range(4)}, {head: sampled(k[:, head], every) for head in range(2)}
-    )
-    return sums, parts
+    document, position = (each.ravel() for each in np.indices((len(q), LENGTH)))
+    heads = [{head: x[:, head].reshape(-1, x.shape[-1]) for head in range(x.shape[1])} for x in (q, k)]
+    return layer_sums(moments, 0, [3, 0]), KeptLayer(document, position, *heads)
 
 
 # --- the draw ---------------------------------------------------------------------------------------
 
 
-def keys_of(counts):
-    """Documents with so many keys each; a key is its own number."""
-    documents = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(documents))
-    return SampledVectors(documents, number * 3, number[:, None].astype(float))
+def drawn(counts, most, seed=0):
+    """Pairs of keys of documents with so many keys each; a key is its own number, at three times that position."""
+    document = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(document))
+    kept = KeptLayer(document, number * 3, {}, {0: number[:, None].astype(np.float32)})
+    return draw_pairs(kept, 0, np.full(len(document), True), most, (seed,))
 
 
 def test_few_pairs_are_all_taken():
-    found = draw_pairs(keys_of([3, 1, 2]), 4, np.random.default_rng(0))
+    found = drawn([3, 1, 2], 4)
     one = found.positions.T // 3
     assert sorted(map(tuple, one.tolist())) == [(0, 1), (0, 2), (1, 2), (4, 5)]
     assert found.difference[:, 0].tolist() == (one[:, 0] - one[:, 1]).tolist()
-    assert found.apart.tolist() == (3.0 * (one[:, 1] - one[:, 0])).tolist()
-    assert len(draw_pairs(keys_of([1, 1]), 4, np.random.default_rng(0)).document) == 0
-    assert len(draw_pairs(keys_of([]), 4, np.random.default_rng(0)).document) == 0
+    assert found.distance.tolist() == (3.0 * (one[:, 1] - one[:, 0])).tolist()
+    assert len(drawn([1, 1], 4).document) == 0
+    assert len(drawn([], 4).document) == 0
 
 
 def test_every_pair_of_a_document_is_equally_likely_and_no_key_meets_itself():
-    found = draw_pairs(keys_of([4, 3, 1]), 60_000, np.random.default_rng(0))  # 6 + 3 pairs, far fewer than asked for
-    assert len(found.document) == 9
-    rng = np.random.default_rng(1)
-    many = [draw_pairs(keys_of([40, 3, 30]), 500, rng) for _ in range(40)]
+    assert len(drawn([4, 3, 1], 60_000).document) == 9  # 6 + 3 pairs, far fewer than asked for
+    many = [drawn([40, 3, 30], 500, seed) for seed in range(40)]
     pairs = pd.DataFrame(
         {"a": np.concatenate([m.positions.min(axis=0) for m in many]),
          "b": np.concatenate([m.positions.max(axis=0) for m in many]),
@@ -106,6 +96,8 @@ def test_every_pair_of_a_document_is_equally_likely_and_no_key_meets_itself():
     of_first = pairs[pairs["document"] == 0].value_counts(["a", "b"])
     assert len(of_first) == 780  # all of them come up
     assert of_first.max() < 50  # 16 each on average
+    again = drawn([40, 3, 30], 500)
+    assert again.positions.tolist() == many[0].positions.tolist() != many[1].positions.tolist()
 
 
 # --- one pair ---------------------------------------------------------------------------------------
@@ -204,7 +196,7 @@ def test_normal_keys_of_independent_tokens_meet_the_closed_form():
     q, k = vectors(100, 32)
     sums, parts = layer(q, k, facts=LayerFacts(0, 4, 2, 32))
     closed = plasticity(sums)
-    found = sampled_plasticity(sums, parts, PairRequest(4000))
+    found = sampled_plasticity(sums, parts, 4000)
     for name in ("ap", "ap_near", "ap_first", "ap_last", "ap_drop"):
         for estimator in (KEY_PAIRS, COUNTING):
             assert found[estimator].numbers()[name] == pytest.approx(closed[name], abs=0.02), (estimator, name)
@@ -223,33 +215,18 @@ def test_a_sliding_layer_draws_only_keys_that_it_sees():
 
 
 def test_errors_are_those_without_each_group_of_documents():
-    q, k = vectors()
-    sums, parts = layer(q, k)
-    found = sampled_plasticity(sums, parts, EVERY)[KEY_PAIRS].errors()
-    whole = sampled_plasticity(sums, parts, EVERY)[KEY_PAIRS].numbers()
-    without = []
-    for group in range(8):
-        kept = {
-            head: SampledVectors(*(each[of.document % 8 != group] for each in (of.document, of.position, of.vectors)))
-            for head, of in parts.k.items()
-        }
-        without.append(sampled_plasticity(sums, LayerVectors(parts.q, kept), EVERY)[KEY_PAIRS].numbers())
+    sums, kept = layer(*vectors())
+    tally = sampled_plasticity(sums, kept, EVERY)[KEY_PAIRS]
+    without = [
+        sampled_plasticity(sums, kept.take(kept.document % 8 != group), EVERY)[KEY_PAIRS].numbers()
+        for group in range(8)
+    ]
     sizes = np.bincount(np.arange(DOCUMENTS) % 8)
     for name in NUMBERS:
-        expected = jackknife_error(whole[name], np.array([each[name] for each in without]), sizes)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
-    few = {head: of.between(0, LENGTH) for head, of in parts.k.items()}
-    few = {head: SampledVectors(of.document % 3, of.position, of.vectors) for head, of in few.items()}
-    alone = sampled_plasticity(sums, LayerVectors(parts.q, few), PairRequest(50))[KEY_PAIRS]
-    assert np.isnan(alone.errors()["ap"]).all()
-
-
-def test_the_same_request_draws_the_same_pairs():
-    q, k = vectors()
-    one, two, other = (
-        sampled_plasticity(*layer(q, k), PairRequest(20, seed))[KEY_PAIRS].numbers()["ap"] for seed in (0, 0, 1)
-    )
-    assert one.tolist() == two.tolist() != other.tolist()
+        expected = jackknife_error(tally.numbers()[name], np.array([each[name] for each in without]), sizes)
+        np.testing.assert_allclose(tally.errors()[name], expected, rtol=1e-6)
+    few = KeptLayer(kept.document % 3, kept.position, kept.q, kept.k)
+    assert np.isnan(sampled_plasticity(sums, few, 50)[KEY_PAIRS].errors()["ap"]).all()
 
 
 def test_nothing_to_draw_from_is_empty():
@@ -281,14 +258,13 @@ def test_query_buckets_are_150_as_published_and_fewer_where_the_sample_is_small(
 
 def test_the_published_law_of_queries_is_the_text_written_out():
     """Coordinate 0: the line over the context and what is left of it. Others: the bucket's own, one by one."""
-    q, k = vectors()
-    mine, keys = sampled(q[:, 0]), sampled(k[:, 0])
-    low, high = query_buckets((0, LENGTH), len(mine.position))
-    law = query_law(mine, keys, low, high)
-    bucket = (keys.position * 16 // LENGTH)[:, None] == np.arange(16)
-    signs = np.sign(np.mean([keys.vectors[of].mean(axis=0) for of in bucket.T], axis=0))
-    inside = mine.between(low[0], high[-1])
-    x, t = inside.vectors * signs, inside.position
+    _, kept = layer(*vectors())
+    low, high = query_buckets((0, LENGTH), len(kept.position))
+    law = query_law(kept, 0, 0, low, high)
+    bucket = (kept.position * 16 // LENGTH)[:, None] == np.arange(16)
+    signs = np.sign(np.mean([kept.k[0][of].mean(axis=0) for of in bucket.T], axis=0))
+    inside = (kept.position >= low[0]) & (kept.position < high[-1])
+    x, t = kept.q[0][inside] * signs, kept.position[inside]
     slope = np.array([np.polyfit(t, column, 1)[0] for column in x.T])
     across = np.eye(WIDTH)[0] - slope / np.linalg.norm(slope)
     across /= np.linalg.norm(across)
@@ -313,7 +289,7 @@ def test_the_published_estimate_is_the_mean_over_pairs_and_queries():
     sums, parts = layer(q, k)
     found = published_plasticity(sums, parts, EVERY)
     low, high = query_buckets(sums.edges, 6 * LENGTH)
-    law = query_law(parts.q[3], parts.k[1], low, high)
+    law = query_law(parts, 3, 1, low, high)
     means = []
     for b, start in enumerate(low):
         pp = []
@@ -337,7 +313,7 @@ def kept(tmp_path_factory):
 
     q, k = vectors()
     folder = tmp_path_factory.mktemp("kept") / "m"
-    with VectorWriter(folder, VectorSampler(1.0, 0, LAYOUT), [FACTS], n_layers=1) as writer:
+    with VectorWriter(folder, VectorSample(1.0), LAYOUT, [FACTS], n_layers=1) as writer:
         call = AttentionCall(0, torch.from_numpy(q).float(), torch.from_numpy(k).float(), None, "sdpa")
         writer.observe(call, range(DOCUMENTS))
     moments = Moments(LAYOUT, [FACTS])
@@ -346,8 +322,7 @@ def kept(tmp_path_factory):
 
 
 def test_the_table_has_a_row_for_each_head_window_and_estimator(kept):
-    folder, moments = kept
-    table = sampled_table(folder, model="m", request=PairRequest(30), moments=moments, windows=(64, 32))
+    table = sampled_rows(*kept, "m", 30, (64, 32))
     assert len(table) == 4 * 2 * 3
     assert set(table["estimator"]) == {KEY_PAIRS, COUNTING, PUBLISHED}
     assert not table.duplicated(["model", "layer", "head", "window", "estimator"]).any()
@@ -355,54 +330,49 @@ def test_the_table_has_a_row_for_each_head_window_and_estimator(kept):
     assert set(table["errors"]) == {"jackknife over the keys' documents, queries fixed"}
     own = table[(table["window"] == 64) & (table["estimator"] == KEY_PAIRS)]
     assert set(own["pairs"]) == {15 * 30}
-    q, k = vectors()
-    expected = sampled_plasticity(*layer(q, k), PairRequest(30))[KEY_PAIRS].numbers()["ap"]
+    expected = sampled_plasticity(*layer(*vectors()), 30)[KEY_PAIRS].numbers()["ap"]
     np.testing.assert_allclose(own.set_index("head")["ap"].loc[[3, 0]], expected, atol=1e-5)
 
 
-def test_without_moments_the_sample_says_what_queries_are_like(kept):
-    folder, moments = kept
-    with_moments, alone = (
-        sampled_table(folder, model="m", request=PairRequest(30), moments=each) for each in (moments, None)
-    )
-    one, two = (each[each["estimator"] == KEY_PAIRS] for each in (with_moments, alone))
-    assert one["ap"].mean() == pytest.approx(two["ap"].mean(), abs=0.05)  # buckets without position 0 apart
+def test_of_too_many_tokens_some_are_drawn_the_same_for_all_heads(kept, monkeypatch):
+    whole = layer_sample(kept[0], 0, range(4), range(2))
+    assert len(whole.position) == DOCUMENTS * LENGTH
+    monkeypatch.setattr(plasticity_table, "MOST_TOKENS", 100)
+    some = layer_sample(kept[0], 0, range(4), range(2))
+    places = np.flatnonzero(np.isin(whole.document * LENGTH + whole.position, some.document * LENGTH + some.position))
+    assert len(places) == len(some.position) == 100
+    np.testing.assert_array_equal(some.k[1], whole.k[1][places])
 
 
-def test_moments_of_another_model_are_refused(kept):
-    folder, _ = kept
-    other = Moments(LAYOUT, [LayerFacts(0, 2, 2, WIDTH)])
-    with pytest.raises(QkscopeError, match="layer 0 is not one of the model that the moments are of"):
-        sampled_table(folder, model="m", request=PairRequest(5), moments=other)
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (LayerFacts(0, 2, 2, WIDTH), "layer 0 is not one of the model that the moments are of"),
+        (LayerFacts(1, 4, 2, WIDTH), "layer 0 is not one of the model that the moments are of"),
+        (LayerFacts(0, 4, 2, 2 * WIDTH), "layer 0 has other head dimensions than the moments"),
+    ],
+)
+def test_moments_of_another_model_are_refused(kept, facts, message):
+    with pytest.raises(QkscopeError, match=message):
+        sampled_rows(kept[0], Moments(LAYOUT, [facts]), "m", 5, (64,))
 
 
 @pytest.mark.slow
 def test_the_command_writes_the_table_and_says_how_far_the_closed_form_is(world, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    study = str(world())
-    assert main(["run", study, "--out", "out", "--vectors", "0.5"]) == 0
-    other = SampledTable(
-        "asked.csv",
-        lambda kept, pairs: pd.DataFrame({"model": kept.model, "window": kept.windows, "pairs": pairs}),
-        lambda rows, folder: f"asked for {len(rows)} beside {folder}",
-    )
-    with with_lens(Lens("asked", "t", "q", sampled=(other,))):  # nobody knows it
-        assert main(["analyze", "out", "--plasticity-pairs", "40"]) == 0
-    asked = pd.read_csv(tmp_path / "out" / "asked.csv")
-    assert asked.to_numpy().tolist() == [["one", 64, 40], ["two", 256, 40], ["two", 64, 40]]
-    table = pd.read_csv(tmp_path / "out" / SAMPLED_FILE)
+    assert main(["run", str(world()), "--out", "out", "--vectors", "0.5"]) == 0
+    assert main(["analyze", "out", "--plasticity-pairs", "40"]) == 0
+    table = pd.read_csv(tmp_path / "out" / PLASTICITY_SAMPLED_CSV)
     assert set(table["model"]) == {"one", "two"}
     assert set(table.loc[table["model"] == "two", "window"]) == {64, 256}
-    said = capsys.readouterr().err
-    assert "closed form minus key pairs, ap of" in said
-    assert "asked for 3 beside out" in said
+    assert "closed form minus key pairs, ap of" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_has_no_vectors(finished, capsys):
     folder = str(finished())
     assert main(["analyze", folder, "--plasticity-pairs", "40"]) == 2
-    assert "no checkpoint has vectors" in (said := capsys.readouterr().err)
-    assert "--vectors" in said
+    assert "no checkpoint has vectors" in (error := capsys.readouterr().err)
+    assert "--vectors" in error
     assert main(["analyze", "a.safetensors", "--plasticity-pairs", "40"]) == 2
     assert "needs a results folder" in capsys.readouterr().err
     assert main(["analyze", "--vectors", "here", "--out", "x", "--plasticity-pairs", "40"]) == 2

@@ -1,6 +1,7 @@
 """A sample of a capture on disk: which tokens, in which files, what remains after a failure, how good it is."""
 
 import argparse
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -17,15 +18,14 @@ from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.cli.options import vector_rate
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position import OWN, qk_table
-from qkscope.lenses.vector_rows import table_from_vectors
+from qkscope.lenses.position import qk_table
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.vectors.errors import VectorsError
-from qkscope.vectors.layout import HeadName
-from qkscope.vectors.read import Reading, moments_from_vectors, open_vectors
-from qkscope.vectors.sample import VectorSampler, log_uniform_rate, published_rate, sampled_positions
-from qkscope.vectors.write import VectorWriter
+from qkscope.validation.layout import HeadName, VectorsError
+from qkscope.validation.read import open_vectors
+from qkscope.validation.sampling import VectorSample, log_uniform_rate, published_rate, sampled_positions
+from qkscope.validation.tables import table_from_vectors
+from qkscope.validation.write import VectorWriter
 from reference import reference_rows
 
 CONTEXT, DOCUMENTS = 96, 8
@@ -47,10 +47,10 @@ def run(model, ids, observe):
         run_backbone(backbone, ids)
 
 
-def written(folder, model, sampler, batches, **options):
+def written(folder, model, sample, batches):
     """Capture `batches` (lists of document numbers) of `model` with vectors."""
     probe = probe_model(model)
-    with VectorWriter(folder, sampler, probe.layers, n_layers=probe.n_layers, **options) as writer:
+    with VectorWriter(folder, sample, layout(), probe.layers, n_layers=probe.n_layers) as writer:
         for documents in batches:
             ids = token_ids()[documents]
             run(model, ids, lambda call, documents=documents: writer.observe(call, documents))
@@ -63,8 +63,12 @@ def call(seed=0, rows=3, tokens=20, layer=0):
     return AttentionCall(layer, q, k, 32, "sdpa")
 
 
-def writer(folder, rate=1.0, context=20, **options):
-    return VectorWriter(folder, VectorSampler(rate, 0, layout(context)), [FACTS], n_layers=2, **options)
+def writer(folder, rate=1.0, **changes):
+    return VectorWriter(folder, VectorSample(rate), layout(20, **changes), [FACTS], n_layers=2)
+
+
+def table_at(folder, components=2):
+    return table_from_vectors(open_vectors(folder), model="m", components=components)
 
 
 # -- which tokens -----------------------------------------------------------------------------------------
@@ -146,27 +150,18 @@ def test_what_is_no_rate_is_refused(given):
         ({"rate": 0.0}, "above 0 and at most 1, not 0"),
         ({"rate": 1.5}, "not 1.5"),
         ({"rate": float("nan")}, "not nan"),
-        ({"seed": -1}, "seed is 0 or more"),
-        ({"documents": [-1]}, "document and layer numbers from 0"),
+        ({"seed": -1}, "seed -1, layer 0 and documents .* must be 0 or more"),
+        ({"documents": [-1]}, r"documents \[-1\] of a sample must be 0 or more"),
     ],
 )
 def test_samples_that_make_no_sense(arguments, message):
     given = {"documents": [0], "rate": 0.5, "seed": 0, **arguments}
     with pytest.raises(InputError, match=message):
         sampled_positions(given["documents"], 4, layer=0, rate=given["rate"], seed=given["seed"])
-    if "documents" not in arguments:
-        with pytest.raises(InputError, match=message):
-            VectorSampler(given["rate"], given["seed"], layout())
 
 
-def test_a_sampler_knows_its_layout():
-    sampler = VectorSampler(1.0, 0, layout(skip_positions=5))
-    kept = sampler.positions([0], CONTEXT, 0)
-    assert (kept[0, :5] == -1).all()
-    assert (kept[0, 5:] == np.arange(5, CONTEXT)).all()
-    assert sampler.buckets(np.array([5, 6, 95])).tolist() == [0, 1, 15]
-    with pytest.raises(InputError, match="position 96 is outside the context of 96"):
-        sampler.positions([0], CONTEXT + 1, 0)
+def test_padding_alone_keeps_nothing():
+    assert (sampled_positions([0], 3, layer=0, rate=1.0, seed=0, positions=np.full((1, 3), -1)) == -1).all()
 
 
 # -- what is written --------------------------------------------------------------------------------------
@@ -175,9 +170,8 @@ def test_a_sampler_knows_its_layout():
 def test_round_trip_of_a_real_model(tmp_path):
     """Capture, write, read, analyse: the reference method's numbers on the very vectors that were kept."""
     model = tiny("smollm3")
-    sampler = VectorSampler(0.6, 7, layout())
-    folder = written(tmp_path / "vectors", model, sampler, [[0, 1, 2], [3], [4, 5, 6, 7]])
-    table = table_from_vectors(OWN, folder, model="tiny", components=6)
+    folder = written(tmp_path / "vectors", model, VectorSample(0.6, 7), [[0, 1, 2], [3], [4, 5, 6, 7]])
+    table = table_at(folder, components=6)
     calls = {}
     run(model, token_ids(), lambda call: calls.setdefault(call.layer, call))
     assert len(table) == 4 * 4 * 6
@@ -202,11 +196,11 @@ def test_round_trip_of_a_real_model(tmp_path):
 def test_the_table_of_all_tokens_is_the_table_of_the_capture(tmp_path):
     model = tiny("gemma3_text", head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2)
     probe = probe_model(model)
-    folder = written(tmp_path / "vectors", model, VectorSampler(1.0, 0, layout()), [list(range(DOCUMENTS))])
+    folder = written(tmp_path / "vectors", model, VectorSample(1.0), [list(range(DOCUMENTS))])
     moments = Moments(layout(), probe.layers, {"n_layers": probe.n_layers})
     run(model, token_ids(), lambda call: moments.add(call.layer, call.query, call.key))
     expected = qk_table(moments, model="m", components=3)
-    found = table_from_vectors(OWN, folder, model="m", components=3)
+    found = table_at(folder, components=3)
     assert found.pop("documents").isna().all()  # of vectors it is not known
     assert set(expected.pop("documents")) == {DOCUMENTS}
     pd.testing.assert_frame_equal(found, expected, atol=1e-9, rtol=1e-9)
@@ -239,27 +233,39 @@ def test_files_do_not_depend_on_batches(tmp_path):
 
 
 def test_row_groups_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("qkscope.vectors.write.ROW_GROUP_BYTES", 4 * 4 * 6 * 10)  # ten rows of four heads
+    monkeypatch.setattr("qkscope.validation.write.ROW_GROUP_BYTES", 4 * 4 * 6 * 10)  # ten rows of four heads
     with writer(tmp_path / "v") as into:
         into.observe(call(rows=3), [0, 1, 2])
     groups = pq.ParquetFile(tmp_path / "v/l00h00q/data.parquet").metadata
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [10] * 6
-    assert table_from_vectors(OWN, tmp_path / "v", model="m")["n_q"].iloc[0] == 60
+    assert table_at(tmp_path / "v")["n_q"].iloc[0] == 60
 
 
-def test_chosen_heads_bring_their_keys_and_need_no_inference(tmp_path):
+def test_a_sample_of_heads_needs_no_inference(tmp_path):
     """Query head 2 alone: which key it reads is written in the file."""
-    with writer(tmp_path / "v", heads={0: [2]}) as into:
+    with writer(tmp_path / "v") as into:
         into.observe(call(), [0, 1, 2])
-    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["README.md", "l00h01k", "l00h02q"]
-    table = table_from_vectors(OWN, tmp_path / "v", model="m", components=2)
+    for path in (tmp_path / "v").glob("l*"):
+        if path.name not in ("l00h01k", "l00h02q"):
+            shutil.rmtree(path)
+    table = table_at(tmp_path / "v")
     assert table[["layer", "head", "kv_head"]].drop_duplicates().to_numpy().tolist() == [[0, 2, 1]]
     assert set(table["depth"]) == {0.0}
     found = open_vectors(tmp_path / "v")
     assert (found.n_layers, found.layers[0], found.notes) == (2, FACTS, ("group size from the files",))
-    assert moments_from_vectors(tmp_path / "v").window(0, "q").n.tolist() == [0, 0, 60, 0]
+    _, moments = next(found.layer_moments())
+    assert moments.window(0, "q").n.tolist() == [0, 0, 60, 0]
     with pytest.raises(VectorsError, match=r"group_size 4 was given, but layer 0's files say 2"):
-        open_vectors(tmp_path / "v", Reading(group_size=4))
+        open_vectors(tmp_path / "v", group_size=4)
+
+
+def test_positions_that_the_layout_skips_are_not_kept(tmp_path):
+    with writer(tmp_path / "v", skip_positions=5) as into:
+        into.observe(call(), [0, 1, 2])
+    rows = pq.read_table(tmp_path / "v/l00h00q")
+    assert rows["position"].to_pylist() == list(range(5, 20)) * 3
+    # Twenty positions in sixteen buckets: 3 and 4, 8 and 9, 13 and 14, 18 and 19 share one.
+    assert rows["bucket"].to_pylist() == [4, 5, 6, 7, 7, 8, 9, 10, 11, 11, 12, 13, 14, 15, 15] * 3
 
 
 def test_datasets_loads_every_head_by_name(tmp_path):
@@ -300,10 +306,6 @@ def test_nothing_is_left_after_an_exception(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [".v.partial.tmp"]
         raise RuntimeError("the model failed")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(VectorsError, match="discarded"):
-        into.close()
-    with pytest.raises(VectorsError, match="after the dataset was closed"):
-        into.observe(call(), [0, 1, 2])
 
 
 def test_what_a_killed_run_left_is_cleaned_up(tmp_path):
@@ -313,7 +315,6 @@ def test_what_a_killed_run_left_is_cleaned_up(tmp_path):
         into.observe(call(seed=2, rows=1), [3])
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
     assert set(pq.read_table(tmp_path / "v/l00h00q")["example_id"].to_pylist()) == {3}
-    into.close()  # a second time does nothing
 
 
 def test_a_folder_that_is_there_is_not_overwritten(tmp_path):
@@ -353,10 +354,6 @@ def test_calls_that_cannot_be_kept(tmp_path):
     with pytest.raises(VectorsError, match="document 8, position 0 was captured twice"), writer(tmp_path / "e") as into:
         into.observe(call(), [4, 8, 9])
         into.observe(call(rows=1), [8])
-    with pytest.raises(VectorsError, match=r"has query heads 0 … 3, not \[4\]"):
-        writer(tmp_path / "f", heads={0: [4]})
-    with pytest.raises(VectorsError, match="no head was chosen"):
-        writer(tmp_path / "g", heads={1: [0]})
     wide = AttentionCall(0, torch.zeros(1, 4, 3, 8), torch.zeros(1, 2, 3, 8), None, "sdpa")
     with pytest.raises(VectorsError, match=r"shape \(1, 4, 3, 8\), expected LayerFacts"):
         writer(tmp_path / "h").observe(wide, [0])
