@@ -73,7 +73,7 @@ def _run_here(job: Job, on_report: OnReport, stop: Stop) -> None:
     try:
         while not stop.asked and (task := schedule.take(loaded)) is not None:
             on_report(Started(task.checkpoint))
-            worker.run(task, schedule.following(task))
+            worker.run(task, schedule.following())
             schedule.finish(task)
             loaded = task.checkpoint
     finally:
