@@ -95,14 +95,14 @@ def _configured(checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) ->
     from qkscope.capture.config import check_config, load_config
     from qkscope.capture.hub import pinned
 
-    tell_slow(unpinned, noted)
+    note_slow_file(unpinned, noted)
     source = pinned(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     return source, config
 
 
-def tell_slow(source: ModelSource, noted: OnNote) -> None:
+def note_slow_file(source: ModelSource, noted: OnNote) -> None:
     """Say that a file is being read which takes seconds."""
     if source.gguf_file:
         path = Path(source.location) / source.gguf_file
