@@ -202,7 +202,7 @@ class Schedule:
 
 
 @dataclass
-class Member:
+class CrewMember:
     """A worker as the run sees it."""
 
     number: int
@@ -215,7 +215,7 @@ class Member:
         return self.task is None
 
 
-AnyMember = TypeVar("AnyMember", bound=Member)
+AnyMember = TypeVar("AnyMember", bound=CrewMember)
 
 
 class WorkerCrew(ABC, Generic[AnyMember]):

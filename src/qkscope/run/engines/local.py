@@ -25,9 +25,9 @@ from qkscope.run.engines.base import (
     POLL_SECONDS,
     BaseEngine,
     BaseWorker,
+    CrewMember,
     Job,
     LeftOut,
-    Member,
     Noted,
     OnReport,
     Report,
@@ -81,7 +81,7 @@ def _run_here(job: Job, on_report: OnReport, stop: Stop) -> None:
 
 
 @dataclass
-class _LocalMember(Member):
+class _LocalMember(CrewMember):
     process: Any
     connection: Connection  # tasks to the worker; reports, errors, and None for a finished task from it
 

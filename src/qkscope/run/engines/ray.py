@@ -26,8 +26,8 @@ from qkscope.run.engines.base import (
     POLL_SECONDS,
     BaseEngine,
     BaseWorker,
+    CrewMember,
     Job,
-    Member,
     Noted,
     OnReport,
     Report,
@@ -162,7 +162,7 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class _RayMember(Member):
+class _RayMember(CrewMember):
     actor: Any
     pending: Any  # the reference that the run waits for: readiness, or a task's reports
     ready: bool = False
