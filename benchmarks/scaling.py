@@ -202,7 +202,7 @@ Every `qkscope shard` plans the whole study first, and the first one also tokeni
 in the results folder for the others, so shards should be minutes of work.
 
 An engine is one module in `src/qkscope/run/engines` with a class `<Name>Engine` that runs tasks and reports finished
-shards; its file name is its name on the command line.
+shards; `ENGINES` lists the names.
 
 ## What is counted
 

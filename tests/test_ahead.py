@@ -3,15 +3,15 @@
 import threading
 
 import pytest
-from qkscope.run.ahead import Ahead
 
 from qkscope.capture import ahead as near
 from qkscope.capture.source import find_source
 from qkscope.errors import ModelError
-from qkscope.run import ahead
+from qkscope.run import runner
 from qkscope.run.engines.base import Schedule
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.runner import Prefetch
 from test_engines import taken, tasks
 
 
@@ -103,11 +103,11 @@ def test_nothing_is_read_that_memory_has_no_room_for(checkpoints, monkeypatch):
     monkeypatch.setattr(near, "read_through", lambda paths, enough: read.append(paths))
     source = find_source(str(checkpoints / "long"), None, checkpoints)
     size = (checkpoints / "long/model.safetensors").stat().st_size
-    for free, expected in ((ahead.SPARE + size - 1, 0), (ahead.SPARE + size, 1)):
-        monkeypatch.setattr(ahead, "free_memory", lambda free=free: free)
-        bringing = Ahead()
-        bringing.begin(source)
-        bringing.arrived()
+    for free, expected in ((runner.SPARE_MEMORY + size - 1, 0), (runner.SPARE_MEMORY + size, 1)):
+        monkeypatch.setattr(runner, "free_memory", lambda free=free: free)
+        bringing = Prefetch()
+        bringing.start(source)
+        bringing.join()
         assert len(read) == expected
 
 
@@ -121,14 +121,14 @@ def test_one_checkpoint_at_a_time_and_none_twice(checkpoints, monkeypatch):
 
     monkeypatch.setattr(near, "fetch_weights", fetch)
     short, long = (find_source(str(checkpoints / name), None, checkpoints) for name in ("short", "long"))
-    bringing = Ahead()
+    bringing = Prefetch()
     for source in (short, short, long):  # the third while the first is on its way
-        bringing.begin(source)
+        bringing.start(source)
     go_on.set()
-    bringing.arrived()
-    bringing.begin(short)
-    bringing.begin(long)
-    bringing.arrived()
+    bringing.join()
+    bringing.start(short)
+    bringing.start(long)
+    bringing.join()
     assert fetched == ["short", "long"]
 
 
@@ -144,15 +144,15 @@ def test_reading_stops_when_it_is_enough(tmp_path, monkeypatch):
 def test_workers_are_told_of_different_checkpoints_and_get_what_they_were_told_of():
     schedule = Schedule(tasks(1, 1, 1, 1, 1))
     a, b = schedule.take(None, worker=0), schedule.take(None, worker=1)
-    assert (schedule.following(a, 0), schedule.following(b, 1)) == (2, 3)
+    assert (schedule.following(0), schedule.following(1)) == (2, 3)
     schedule.finish(b)
     b = schedule.take(1, worker=1)
     assert taken(b) == (3, 0)
-    assert schedule.following(b, 1) == 4
+    assert schedule.following(1) == 4
     schedule.finish(a)
     a = schedule.take(0, worker=0)
     assert taken(a) == (2, 0)
-    assert schedule.following(a, 0) is None  # the last one is the other's
+    assert schedule.following(0) is None  # the last one is the other's
     schedule.finish(a)
     assert taken(schedule.take(2, worker=0)) == (4, 0)  # who is free first takes it all the same
     assert schedule.take(3, worker=1) is None

@@ -21,7 +21,7 @@ import pytest
 import qkscope
 from published_table import invented
 from qkscope.cli.main import main
-from qkscope.cli.serve import MOST, report_server
+from qkscope.cli.serve import MAX_CONNECTIONS, report_server
 from qkscope.errors import InputError, MomentsFileError, StorageError
 from qkscope.files import replacing, write_text
 from qkscope.foreign import Unreadable, parse_json, read_bytes
@@ -579,9 +579,9 @@ def test_clients_that_never_finish_keep_nobody_out_and_hold_few_threads(served_f
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(f"GET /report.html HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             assert client.recv(12) == b"HTTP/1.0 200"  # behind all others in the queue
-        assert len(server._connections) <= MOST
+        assert len(server._connections) <= MAX_CONNECTIONS
         assert clients[0].recv(1) == b""  # the oldest one was ended
-        while threading.active_count() > before + MOST:  # those that gave way are ending
+        while threading.active_count() > before + MAX_CONNECTIONS:  # those that gave way are ending
             time.sleep(0.01)
         for each in clients:
             each.close()

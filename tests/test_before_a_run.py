@@ -49,7 +49,11 @@ def two(checkpoints, *changes):
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_before_documents_are_read(world):
-    refused(world(layers=[0, 99]), r"'one': layers: there is no layer 99; this model has layers 0 to 3", StudyError)
+    refused(
+        world(layers=[0, 99]),
+        r"'one': layers: 99 is not an attention layer of this model; it has \[0, 1, 2, 3\]",
+        StudyError,
+    )
     assert main(["inspect", str(world(layers=[0, 4]))]) == 2
     assert [len(each.documents) for each in make_plan(load_study(world(layers=[0, 3]))).checkpoints] == [6, 6]
 

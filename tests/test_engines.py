@@ -501,6 +501,8 @@ def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
 @pytest.mark.parametrize(("end", "told"), [("os._exit(1)", True), ("pass", False), ("raise SystemExit(1)", False)])
 def test_a_ray_that_ends_this_process_leaves_a_message(end, told):
     """Ray's C++ code calls exit when its node dies, as `os._exit` does here: no exception reaches Python."""
-    script = f"import os\nfrom qkscope.run.engines.ray import _last_words\nwith _last_words():\n    {end}"
+    script = (
+        f"import os\nfrom qkscope.run.engines.ray import _report_if_ray_dies\nwith _report_if_ray_dies():\n    {end}"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ("Ray on this machine died and ended this run; everything finished is kept" in done.stderr) is told

@@ -53,6 +53,14 @@ def test_what_a_worker_that_died_leaves_is_done_here(alone):
     assert list(over_cores(die_over_seven, range(10))) == list(range(10))
 
 
+def test_where_no_process_can_be_started_everything_is_done_here(alone, monkeypatch):
+    def no_semaphores(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", no_semaphores)
+    assert set(over_cores(lambda _: os.getpid(), range(5))) == {os.getpid()}
+
+
 def test_ending_a_pool_ends_what_its_workers_do(alone):
     with WorkerPool(2, fork=True) as pool:
         futures = [pool.submit(time.sleep, 1000) for _ in range(5)]

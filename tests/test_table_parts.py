@@ -8,16 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.errors import MomentsFileError
+from qkscope.errors import MomentsFileError, QkscopeWarning
+from qkscope.layers import LayerFacts
 from qkscope.lenses.base import HeadTable, Lens, Measure
 from qkscope.lenses.registry import head_tables, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.tables import parts, workers
-from qkscope.tables.from_moments import analyze_folder
+from qkscope.tables.from_moments import analyze_files, analyze_folder
 
 
 @pytest.fixture
@@ -85,6 +87,25 @@ def test_several_processes_share_the_checkpoints(finished, tmp_path, here, monke
     out = analyze_folder(finished(), Events(), "analyze", out=tmp_path / "again")
     assert here == ([] if os.cpu_count() > 1 else ["one", "two"])
     assert (out / "qk.csv").read_bytes() == (finished() / "qk.csv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.cpu_count() == 1, reason="several workers need several cores")
+def test_warnings_of_workers_are_those_of_the_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(workers, "MIN_BYTES_PER_WORKER", 1)
+    queries = np.random.default_rng(0).standard_normal((1, 2, 16, 4))
+    for name in ("one", "two"):
+        moments = Moments(Layout((0, 8, 16), groups=8), [LayerFacts(0, 2, 2, 4)], {"name": name, "n_layers": 2})
+        for group in range(8):  # of copies
+            moments.add(0, queries, queries[:, :, ::-1], groups=group)
+        moments.save(tmp_path / f"{name}.safetensors")
+    with pytest.warns(QkscopeWarning) as caught:
+        analyze_files(
+            [tmp_path / f"{name}.safetensors" for name in ("one", "two")], Events(), "x", out=tmp_path / "out"
+        )
+    messages = [str(each.message) for each in caught if "standard errors are 0" in str(each.message)]
+    assert [message[:17] for message in messages] == ["checkpoint 'one':", "checkpoint 'two':"]
+    assert "Warning" not in capfd.readouterr().err
 
 
 def test_without_memory_for_several_one_after_the_other(finished, tmp_path, here, monkeypatch):

@@ -45,6 +45,14 @@ class WorkerPool:
         self._executor = ProcessPoolExecutor(count, context, _start_worker, (*ends, niceness))
         self._fork = fork
 
+    @classmethod
+    def available(cls, count: int, *, fork: bool = False, niceness: int = 0) -> Self | None:
+        """A pool, or None where the system cannot make one, as in a container without semaphores."""
+        try:
+            return cls(count, fork=fork, niceness=niceness)
+        except (OSError, ImportError, NotImplementedError):
+            return None
+
     def __enter__(self) -> Self:
         return self
 
@@ -117,23 +125,30 @@ _forked_work: tuple[Callable[[Any], Any], Sequence[Any]] | None = None  # functi
 def over_cores(work: Callable[[T], R], items: Sequence[T], fewest: int = 2) -> Iterator[R]:
     """The results of `work` for each item, in order: from forked processes, or computed here.
 
-    Everything is computed here if there are fewer than `fewest` items, because starting processes takes time too; if
-    this process has other threads, whose locks nobody would release in a fork; and from where a worker died.
+    Everything is computed here if there are fewer than `fewest` items, because starting processes takes time too, or if
+    this process has other threads, whose locks nobody would release in a fork. After a worker died, the rest is.
     """
-    global _forked_work
-    cores = min(os.cpu_count() or 1, MAX_PROCESSES)
     done = 0
+    cores = min(os.cpu_count() or 1, MAX_PROCESSES, len(items))
     if cores > 1 and len(items) >= fewest and hasattr(os, "fork") and threading.active_count() == 1:
-        _forked_work = work, items
-        try:
-            with suppress(BrokenProcessPool), WorkerPool(min(cores, len(items)), fork=True) as pool:
-                for result in pool.map(_forked, range(len(items))):
-                    done += 1
-                    yield result
-        finally:
-            _forked_work = None
+        for result in _over_forks(work, items, cores):
+            done += 1
+            yield result
     for item in items[done:]:
         yield work(item)
+
+
+def _over_forks(work: Callable[[T], R], items: Sequence[T], count: int) -> Iterator[R]:
+    """The results from forked processes; it ends early where a worker dies."""
+    global _forked_work
+    _forked_work = work, items
+    try:
+        pool = WorkerPool.available(count, fork=True)
+        if pool is not None:
+            with suppress(BrokenProcessPool), pool:
+                yield from pool.map(_forked, range(len(items)))
+    finally:
+        _forked_work = None
 
 
 def _forked(number: int) -> Any:

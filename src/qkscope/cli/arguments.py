@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from qkscope._version import __version__
-from qkscope.cli.ablate import add_ablate
-from qkscope.cli.analyze import add_analyze
-from qkscope.cli.collage import add_collage
 from qkscope.cli.command import Parser
 from qkscope.cli.command import add_command as _command
-from qkscope.cli.docs import add_docs
-from qkscope.cli.estimate import add_cluster_options
-from qkscope.cli.export import add_export, add_push
-from qkscope.cli.init import add_init
-from qkscope.cli.join import add_join
-from qkscope.cli.log import add_log
 from qkscope.cli.options import add_capture_options, add_shard_options, add_study, add_trust
-from qkscope.cli.predict import add_predict
-from qkscope.cli.watch import add_watch
 
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
@@ -39,11 +29,35 @@ GROUPS = {
     "clusters": ("plan", "shard"),
     "help": ("docs",),
 }
+# The function that adds each command; those of other modules are imported when they are needed.
+ADDED_BY = {
+    "run": "_add_run",
+    "status": "_add_status",
+    "report": "_add_report",
+    "compare": "_add_compare",
+    "inspect": "_add_inspect",
+    "plan": "_add_plan",
+    "shard": "_add_shard",
+    "capture": "_add_capture",
+    "analyze": "analyze:add_analyze",
+    "predict": "predict:add_predict",
+    "ablate": "ablate:add_ablate",
+    "join": "join:add_join",
+    "among": "join:add_join",  # with join
+    "collage": "collage:add_collage",
+    "init": "init:add_init",
+    "watch": "watch:add_watch",
+    "log": "log:add_log",
+    "export": "export:add_export",
+    "push": "export:add_push",
+    "demo": "_add_demo",
+    "docs": "docs:add_docs",
+}
 FOOTER = "`qkscope COMMAND --help` explains a command and shows an example."
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all commands."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser with all commands; with a command's name, only with that one, which is all that it needs."""
     parser = Parser(
         prog="qkscope",
         usage="qkscope [-h] [-V] COMMAND ...",
@@ -53,30 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="qkscope")
-    for add in (
-        _add_run,
-        _add_status,
-        _add_report,
-        _add_compare,
-        _add_inspect,
-        _add_plan,
-        _add_shard,
-        _add_capture,
-        add_analyze,
-        add_predict,
-        add_ablate,
-        add_join,
-        add_collage,
-        add_init,
-        add_watch,
-        add_log,
-        add_export,
-        add_push,
-        _add_demo,
-        add_docs,
-    ):
+    for place in [ADDED_BY[command]] if command in ADDED_BY else dict.fromkeys(ADDED_BY.values()):
+        module, _, function = place.rpartition(":")
+        add = getattr(import_module(f"qkscope.cli.{module}"), function) if module else globals()[function]
         add(commands)
-    parser.epilog = _overview(commands.choices)
+    if command not in ADDED_BY:
+        parser.epilog = _overview(commands.choices)
     return parser
 
 
@@ -142,6 +138,8 @@ def _add_plan(commands: Any) -> None:
         "bottleneck",
     )
     add_shard_options(parser)
+    from qkscope.cli.estimate import add_cluster_options
+
     add_cluster_options(parser)
 
 

@@ -135,10 +135,10 @@ def describe_model(
     from qkscope.capture.tensors import require_tensors
     from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
-    from qkscope.run.models import tell_slow
+    from qkscope.run.models import note_slow_file
 
     source = pinned(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
-    tell_slow(source, noted)
+    note_slow_file(source, noted)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")
     chosen = context or (longest if isinstance(longest, int) else DEFAULT_CONTEXT)

@@ -24,8 +24,9 @@ OF_RESULTS = ("results", "inputs", "measures", "reference")  # arguments that na
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    typed = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser(next((each for each in typed if not each.startswith("-")), None))
+    options = parser.parse_args(typed)
     if options.command is None:
         parser.print_help()
         return 0

@@ -1,4 +1,4 @@
-"""What a run tells while it runs. The command line draws it; a notebook may ignore it."""
+"""What a run reports while it runs; `run/progress.py` shows it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """Called by a run as it goes. This one says nothing; others override what they want to hear of."""
+    """Called by a run. This class does nothing; subclasses override what they handle."""
 
     def surveying(self, documents: int) -> None:
-        """So many documents have been read and measured."""
+        """So many documents have been read and tokenized."""
 
     def planned(self, plan: Plan) -> None:
-        """Everything that can be known before a forward pass is known."""
+        """Everything is checked; the run is about to begin."""
 
     def examined(self, state: CheckpointState) -> None:
         """What earlier runs left of a checkpoint; called for all checkpoints before any work begins."""
 
     def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
         """How the finished moments of these checkpoints, which are used, differ from what would be made now."""
-
-    def reused(self, plan: CheckpointPlan) -> None:
-        """The checkpoint's moments are on disk already and still hold."""
 
     def started(self, plan: CheckpointPlan) -> None:
         """Work on the checkpoint begins: its weights are about to be loaded."""

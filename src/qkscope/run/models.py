@@ -14,9 +14,9 @@ from typing import Any
 from qkscope.capture.config import described
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
-from qkscope.study.heads import LayerChoice, choose_heads, head_sample, layer_choice
+from qkscope.study.heads import choose_heads, head_sample, layer_choice
 from qkscope.study.load import StudyFile
-from qkscope.study.schema import Checkpoint, Study
+from qkscope.study.schema import Checkpoint
 
 READ_ORDER = {"local": 0, "hub": 1, "gguf": 2}  # the slowest last
 MAX_NAMES = 20  # checkpoints in one message
@@ -54,7 +54,7 @@ def open_models(
     configured: dict[int, tuple[ModelSource, Any]] = {}
     for number in order:
         with located(f"checkpoint {checkpoints[number].name!r}"):
-            configured[number] = _configured(study, checkpoints[number], sources[number][0], noted)
+            configured[number] = _configured(checkpoints[number], sources[number][0], noted)
     models = []
     for number, checkpoint in enumerate(checkpoints):
         source, config = configured[number]
@@ -90,28 +90,19 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
     )
 
 
-def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
+def _configured(checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
     """The source at its commit, and its checked config, so that config and weights belong together."""
-    from qkscope.capture.config import check_config, find_value, load_config
+    from qkscope.capture.config import check_config, load_config
     from qkscope.capture.hub import pinned
 
-    tell_slow(unpinned, noted)
+    note_slow_file(unpinned, noted)
     source = pinned(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
-    _require_layers(layer_choice(study), find_value(config, "num_hidden_layers"))
     return source, config
 
 
-def _require_layers(choice: LayerChoice, count: Any) -> None:
-    beyond = (
-        [layer for layer in choice if layer >= count] if isinstance(choice, tuple) and isinstance(count, int) else []
-    )
-    if beyond:
-        raise StudyError(f"layers: there is no layer {beyond[0]}; this model has layers 0 to {count - 1}")
-
-
-def tell_slow(source: ModelSource, noted: OnNote) -> None:
+def note_slow_file(source: ModelSource, noted: OnNote) -> None:
     """Say that a file is being read which takes seconds."""
     if source.gguf_file:
         path = Path(source.location) / source.gguf_file

@@ -128,7 +128,8 @@ class ProgressEvents(Events):
         """What an earlier run left: used again, continued, or to be made again and why."""
         plan, title = state.plan, self._title(state.plan)
         if state.whole:
-            self.reused(plan)
+            self._tokens_left -= plan.tokens
+            self._print(f"{title}: moments already exist")
             if state.skipped:
                 self._print(f"note: {title}: an earlier run left {counted(state.skipped, 'bad document')} out")
         elif state.done:
@@ -144,11 +145,6 @@ class ProgressEvents(Events):
         """One line, however many checkpoints it is about."""
         who = self._title(plans[0]) if len(plans) == 1 else counted(len(plans), "checkpoint")
         self._print(f"note: {who}: {remark} (--overwrite captures {'it' if len(plans) == 1 else 'them'} again)")
-
-    def reused(self, plan: CheckpointPlan) -> None:
-        """Nothing to do for this one."""
-        self._tokens_left -= plan.tokens
-        self._print(f"{self._title(plan)}: moments already exist")
 
     def started(self, plan: CheckpointPlan) -> None:
         """A checkpoint is being loaded. Its bar starts where an earlier run stopped."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from qkscope.errors import InputError
+from qkscope.errors import InputError, StudyError
 from qkscope.layers import LayerFacts
 from qkscope.study.schema import Heads, Study
 
@@ -53,7 +53,7 @@ def _chosen_layers(facts: list[LayerFacts], choice: LayerChoice) -> list[LayerFa
     known = {each.layer for each in facts}
     unknown = [layer for layer in choice if layer not in known]
     if unknown:
-        raise InputError(f"layers: {unknown[0]} is not an attention layer of this model; it has {sorted(known)}")
+        raise StudyError(f"layers: {unknown[0]} is not an attention layer of this model; it has {sorted(known)}")
     return [each for each in facts if each.layer in choice]
 
 

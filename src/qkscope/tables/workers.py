@@ -88,7 +88,7 @@ class TableParts:
     def begin(self, name: str, moments: Path) -> None:
         """Make a checkpoint's part in a worker beside the run, if the part is large enough to be worth one."""
         if self._beside is None and moments.stat().st_size >= MIN_BYTES_FOR_WORKER:
-            self._beside = WorkerPool(1, niceness=NICENESS)
+            self._beside = WorkerPool.available(1, niceness=NICENESS)
         if self._beside is not None:
             self._submit(self._beside, name, moments)
 
@@ -100,7 +100,7 @@ class TableParts:
         self._begun = {name: part for name, part in self._begun.items() if not part.cancel()}
         left = {name: path for name, path in files.items() if name not in self._begun}
         count = _worker_count([path.stat().st_size for path in left.values()])
-        pool = WorkerPool(count) if count > 1 else None
+        pool = WorkerPool.available(count) if count > 1 else None
         with pool or nullcontext():
             if pool is not None:
                 for name, path in left.items():

@@ -144,38 +144,34 @@ class Schedule:
 
     def take(self, loaded: int | None, worker: int = 0) -> Task | None:
         """The next task for a worker that has checkpoint `loaded` in memory; None if nothing waits."""
-        task = self._choose(loaded, worker)
-        if task is not None:
-            self._waiting.remove(task)
-            self._running[task.checkpoint] += 1
-        return task
-
-    def following(self, task: Task, worker: int = 0) -> int | None:
-        """The checkpoint that a worker on this task will probably get after its own, if there is one."""
-        self._announced.pop(worker, None)
-        free = self._free(worker)
-        if not free or free[0].checkpoint == task.checkpoint:
-            return None
-        self._announced[worker] = free[0].checkpoint
-        return free[0].checkpoint
-
-    def _free(self, worker: int) -> list[Task]:
-        """Waiting tasks of checkpoints that no other worker is on or was told to expect."""
-        others = {checkpoint for each, checkpoint in self._announced.items() if each != worker}
-        return [task for task in self._waiting if not self._running[task.checkpoint] and task.checkpoint not in others]
-
-    def _choose(self, loaded: int | None, worker: int) -> Task | None:
         if not self._waiting:
             return None
-        for wanted in (loaded, self._announced.get(worker)):
-            for task in self._waiting:
-                if task.checkpoint == wanted and (wanted == loaded or not self._running[wanted]):
-                    return task
-        untouched = [task for task in self._waiting if not self._running[task.checkpoint]]
-        for task in (*self._free(worker), *untouched):
-            return task
+        own, others = self._announced.get(worker), self._announced_to_others(worker)
         left = Counter(task.checkpoint for task in self._waiting)
-        return max(self._waiting, key=lambda task: (left[task.checkpoint], -task.checkpoint, -task.shards[0].number))
+
+        def order(task: Task) -> tuple[Any, ...]:
+            checkpoint = task.checkpoint
+            if self._running[checkpoint]:
+                return checkpoint != loaded, True, -left[checkpoint]
+            return checkpoint != loaded, False, checkpoint != own, checkpoint in others
+
+        task = min(self._waiting, key=order)  # the first in plan order of those that are equal
+        self._waiting.remove(task)
+        self._running[task.checkpoint] += 1
+        return task
+
+    def following(self, worker: int = 0) -> int | None:
+        """The checkpoint that a worker will probably get after its own, if there is one."""
+        self._announced.pop(worker, None)
+        others = self._announced_to_others(worker)
+        for checkpoint in (task.checkpoint for task in self._waiting):
+            if not self._running[checkpoint] and checkpoint not in others:
+                self._announced[worker] = checkpoint
+                return checkpoint
+        return None
+
+    def _announced_to_others(self, worker: int) -> set[int]:
+        return {checkpoint for each, checkpoint in self._announced.items() if each != worker}
 
     def finish(self, task: Task) -> None:
         """The task is done."""
@@ -207,7 +203,7 @@ class Schedule:
 
 
 @dataclass
-class Member:
+class CrewMember:
     """A worker as the run sees it."""
 
     number: int
@@ -220,7 +216,7 @@ class Member:
         return self.task is None
 
 
-AnyMember = TypeVar("AnyMember", bound=Member)
+AnyMember = TypeVar("AnyMember", bound=CrewMember)
 
 
 class WorkerCrew(ABC, Generic[AnyMember]):
@@ -267,7 +263,7 @@ class WorkerCrew(ABC, Generic[AnyMember]):
                 if member.idle and (task := self.schedule.take(member.loaded, member.number)) is not None:
                     member.task, member.loaded = task, task.checkpoint
                     self.on_report(Started(task.checkpoint))
-                    self.send(member, task, self.schedule.following(task, member.number))
+                    self.send(member, task, self.schedule.following(member.number))
             if self.schedule.waiting:
                 return True
         return any(member.task is not None for member in self.members)

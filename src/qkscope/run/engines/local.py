@@ -25,9 +25,9 @@ from qkscope.run.engines.base import (
     POLL_SECONDS,
     BaseEngine,
     BaseWorker,
+    CrewMember,
     Job,
     LeftOut,
-    Member,
     Noted,
     OnReport,
     Report,
@@ -73,7 +73,7 @@ def _run_here(job: Job, on_report: OnReport, stop: Stop) -> None:
     try:
         while not stop.asked and (task := schedule.take(loaded)) is not None:
             on_report(Started(task.checkpoint))
-            worker.run(task, schedule.following(task))
+            worker.run(task, schedule.following())
             schedule.finish(task)
             loaded = task.checkpoint
     finally:
@@ -81,7 +81,7 @@ def _run_here(job: Job, on_report: OnReport, stop: Stop) -> None:
 
 
 @dataclass
-class _LocalMember(Member):
+class _LocalMember(CrewMember):
     process: Any
     connection: Connection  # tasks to the worker; reports, errors, and None for a finished task from it
 

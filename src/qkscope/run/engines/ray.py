@@ -26,8 +26,8 @@ from qkscope.run.engines.base import (
     POLL_SECONDS,
     BaseEngine,
     BaseWorker,
+    CrewMember,
     Job,
-    Member,
     Noted,
     OnReport,
     Report,
@@ -38,9 +38,9 @@ from qkscope.run.engines.worker import pack_plans, unpack_plans
 from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.stopping import Stop
 
-ANSWER = 20.0  # seconds for a cluster to accept a connection
+CONNECT_SECONDS = 20.0  # seconds for a cluster to accept a connection
 FAILED_STARTS = 5  # workers in a row that may die before they are ready, for each that is wanted
-PATIENCE = 120.0  # seconds without any worker before a note; importing torch takes some of them
+NO_WORKER_SECONDS = 120.0  # seconds without any worker before a note; importing torch takes some of them
 
 
 class RayEngine(BaseEngine):
@@ -49,13 +49,13 @@ class RayEngine(BaseEngine):
     def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
         placement = job.options.placement
-        with _last_words(), _connected(placement.address, on_report) as ray, _marked(job.folder) as marker:
+        with _report_if_ray_dies(), _connected(placement.address, on_report) as ray, _marked(job.folder) as marker:
             crew = _RayCrew(ray, job, on_report, stop, marker)
             crew.run(min(placement.workers or crew.room(), len(job.tasks)))
 
 
 # Prints a line if its parent ends without a word, which closes the pipe.
-WITNESS = """
+WATCHDOG = """
 import sys
 if sys.stdin.read() != "done":
     print(sys.argv[1], file=sys.stderr)
@@ -66,15 +66,15 @@ RAY_DIED = (
 
 
 @contextmanager
-def _last_words() -> Iterator[None]:
+def _report_if_ray_dies() -> Iterator[None]:
     """Print what happened if Ray ends this process: it may call exit when its node dies, and Python never knows."""
-    witness = subprocess.Popen(
-        [sys.executable, "-S", "-c", WITNESS, RAY_DIED], stdin=subprocess.PIPE, text=True, start_new_session=True
+    watchdog = subprocess.Popen(
+        [sys.executable, "-S", "-c", WATCHDOG, RAY_DIED], stdin=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         yield
     finally:
-        witness.communicate("done")
+        watchdog.communicate("done")
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _require_answer(address: str) -> str:
     place = _bootstrap_address() if address == "auto" else address
     host, colon, port = place.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # else Ray says what is wrong with it
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     return place
 
 
@@ -162,7 +162,7 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class _RayMember(Member):
+class _RayMember(CrewMember):
     actor: Any
     pending: Any  # the reference that the run waits for: readiness, or a task's reports
     ready: bool = False
@@ -219,7 +219,7 @@ class _RayCrew(WorkerCrew[_RayMember]):
         try:
             reports: list[Report] = self._ray.get(member.pending)
         except errors.RayTaskError as error:
-            self.fail(_own(error))
+            self.fail(_worker_error(error))
         except errors.RayError as error:  # the actor, its node, or what it returned is gone
             if not member.ready:
                 self._count_failed_start(error)
@@ -252,11 +252,11 @@ class _RayCrew(WorkerCrew[_RayMember]):
             self._seconds_alone = 0.0
             return
         before, self._seconds_alone = self._seconds_alone, self._seconds_alone + POLL_SECONDS
-        if before < PATIENCE <= self._seconds_alone:
+        if before < NO_WORKER_SECONDS <= self._seconds_alone:
             self.on_report(
                 Noted(
-                    f"no worker could start for {PATIENCE:.0f} s: each needs {self._cpus:g} CPUs and {self._gpus:g} "
-                    f"GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
+                    f"no worker could start for {NO_WORKER_SECONDS:.0f} s: each needs {self._cpus:g} CPUs and "
+                    f"{self._gpus:g} GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
                 )
             )
 
@@ -273,7 +273,7 @@ def _cpus_per_worker(ray: Any, gpus: float) -> float:
     return 1.0 if gpus else max(1.0, min((cpus for cpus in nodes if cpus), default=1.0))
 
 
-def _own(error: Any) -> QkscopeError:
+def _worker_error(error: Any) -> QkscopeError:
     """The worker's error: one of ours without Ray's traceback, any other with it."""
     cause = error.cause
     if not isinstance(cause, QkscopeError):
