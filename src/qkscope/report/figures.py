@@ -12,7 +12,7 @@ from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.catalogue import Numbered, catalogue, drawable
 from qkscope.processes import over_cores
 from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder
-from qkscope.results.mapped import let_go
+from qkscope.results.mapped import drop_page_cache
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
@@ -31,7 +31,7 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
     place = figure_folder(folder, entry.folder(at.common))
     style.save(draw(entry, at), place)
     write_text(place / CARD, to_markdown(entry.card(tables, at)))
-    let_go()
+    drop_page_cache()
     return [place / name for name in FIGURE_FILES]
 
 
@@ -40,7 +40,7 @@ def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
     wanted = list(drawable(tables))
     for entry, at in wanted:
         entry.card(tables, at)  # here, so that all summaries are built once, and the page finds the cards
-        let_go()
+        drop_page_cache()
     drawing = over_cores(lambda one: write_figure(one[0], tables, one[1], folder), wanted, WORTH_SHARING)
     written = [path for paths in drawing for path in paths]
     remove_stale_figures(folder, {entry.folder(at.common) for entry, at in wanted})

@@ -10,7 +10,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.rope.table import FILE
-from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
+from qkscope.results.mapped import NO_ROWS, memory_mapped, rows_of_entries
 from qkscope.stats.significance import is_significant
 
 KEY = ["model", "layer", "head"]
@@ -27,7 +27,7 @@ def _beside_measured(at: AtWindow) -> pd.DataFrame:
     own = ["r_q", "r_k", "r_q_se", "r_k_se", "explained_variance", "layer_kind", POSITION_DOMINATED]
     measured = at.heads[[*KEY, *(name for name in own if name in at.heads.columns)]]
     rows = at.table(FILE).merge(measured, on=KEY, how="inner", validate="one_to_one")
-    return mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
+    return memory_mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
 
 
 def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
@@ -37,7 +37,7 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     rows = beside_measured(at)
     places, summaries = rows_of_entries(rows["model"]), []
     for model in at.names:
-        here = rows.iloc[places.get(model, NOWHERE)]
+        here = rows.iloc[places.get(model, NO_ROWS)]
         for kind in kinds_apart(here["layer_kind"]):
             part = heads_of_kind(here, kind)
             if len(part):
