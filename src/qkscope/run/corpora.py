@@ -10,8 +10,7 @@ from typing import Any
 
 from qkscope.capture.fingerprint import tokenizer_files_fingerprint
 from qkscope.capture.source import ModelSource
-from qkscope.documents.stored import load_corpus, tokens_key
-from qkscope.documents.tokens import Corpus, survey
+from qkscope.documents.tokens import Corpus, load_corpus, survey, tokens_key
 from qkscope.results.folder import tokens_path
 from qkscope.study.load import StudyFile
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.source import ModelSource
-from qkscope.documents.stored import store_corpus
 from qkscope.documents.tokens import Corpus, group_of
 from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
@@ -334,14 +333,8 @@ def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
     there: dict[int, Corpus] = {}
     for corpus in (each.corpus for each in plan.checkpoints):
         if id(corpus) not in there:
-            there[id(corpus)] = _with_tokens_kept(corpus, folder)
+            there[id(corpus)] = corpus.stored_at(tokens_path(folder, corpus.key))
     return replace(plan, checkpoints=[replace(each, corpus=there[id(each.corpus)]) for each in plan.checkpoints])
-
-
-def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
-    if corpus.stored or corpus.kept is None or not corpus.kept.there:
-        return corpus
-    return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)
 
 
 def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
