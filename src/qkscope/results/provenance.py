@@ -7,6 +7,7 @@ so that writing it again changes nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from qkscope.results.folder import PROVENANCE_JSON, results_file
 
 SCHEMA = 1
 LONGEST = 2**31  # tokens of a window
+SAME_NETWORK = 0.5  # of the projections of the smaller model; less may be a layer that was never trained
 MOST_STEPS = 1e18  # steps, or tokens in training
 _READING = "reading"  # the context in which wrong types are forgiven
 
@@ -247,3 +249,35 @@ def write_provenance(folder: Path, provenance: Provenance) -> Path:
         json.dump(provenance.to_json(), file, indent=1, ensure_ascii=False)  # piece by piece: a sweep's is long
         file.write("\n")
     return path
+
+
+# -- networks that are there twice ----------------------------------------------------------------------------
+
+
+def same_networks(records: Sequence[CheckpointRecord]) -> list[tuple[str, str]]:
+    """The names of each pair that shares at least half of its projections to queries and keys, number for number.
+
+    A model with a vision tower, a renamed copy or an adapter that leaves attention alone has the text weights of
+    another. Counted as two models, they make everything look more certain than it is.
+    """
+    return [(one, other) for one, other, _, _ in _sharing(records)]
+
+
+def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
+    """A sentence for each of these pairs."""
+    return [
+        f"{one!r} and {other!r} share {shared} of {fewest} projections to queries and keys, number for number: "
+        "they are not two independent entries, and count as one in any comparison over entries"
+        for one, other, shared, fewest in _sharing(records)
+    ]
+
+
+def _sharing(records: Sequence[CheckpointRecord]) -> list[tuple[str, str, int, int]]:
+    """Pairs by name, with the number of projections that both have, and that of the smaller model."""
+    known = [(record.name or "?", set(record.attention_hashes)) for record in records if record.attention_hashes]
+    pairs = []
+    for (one, first), (other, second) in itertools.combinations(known, 2):
+        shared, fewest = len(first & second), min(len(first), len(second))
+        if shared >= SAME_NETWORK * fewest:
+            pairs.append((one, other, shared, fewest))
+    return pairs

@@ -17,8 +17,8 @@ from qkscope.results.folder import (
     refuse_links,
     vectors_path,
 )
-from qkscope.results.left_out import leave_out, read_left_out, take_back
-from qkscope.results.lock import beside_others, in_turn, only_run
+from qkscope.results.left_out import leave_out, read_left_out, remove_left_out
+from qkscope.results.lock import lock_folder, wait_for_lock
 from qkscope.results.remove import remove_other_tokens, remove_unfinished, remove_vectors
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Placement, Report, Started, Task
@@ -87,7 +87,7 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, reports, options)
-    with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
+    with lock_folder(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
         _capture(plan, folder, reports, options, parts)
         return analyze_study(folder, file.study, reports, command, made=parts)
 
@@ -121,13 +121,13 @@ def capture_plan(
     options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
 ) -> None:
     """Write the moments of every checkpoint that are not there yet."""
-    with only_run(folder):
+    with lock_folder(folder):
         _capture(plan, folder, events, options)
 
 
 def capture_more(plan: Plan, folder: Path, events: Events, options: CaptureOptions) -> None:
     """Write the moments of checkpoints that join others in the folder, whose study and plan the caller keeps."""
-    with only_run(folder):
+    with lock_folder(folder):
         _capture(plan, folder, events, options, joining=True)
 
 
@@ -167,7 +167,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
     each, shard = numbered[number]
     name = each.checkpoint.name
-    with beside_others(folder), running_shard(folder, name, shard) as mine:
+    with lock_folder(folder, shared=True), running_shard(folder, name, shard) as mine:
         if not mine:
             raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
@@ -192,7 +192,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
                 return
             if is_only(each):
                 _accept(each, folder, events)
-                take_back(folder, name)
+                remove_left_out(folder, name)
                 events.finished(each, time.perf_counter() - begun)
                 return
         _merge_if_last(each, folder, events)
@@ -230,10 +230,10 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
     Whoever comes while another looks or merges waits and looks too: the other may have looked too early.
     """
     begun, name = time.perf_counter(), each.checkpoint.name
-    with in_turn(merging_path(folder, name)):
+    with wait_for_lock(merging_path(folder, name)):
         if all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
             merge_shards(each, folder)
-            take_back(folder, name)
+            remove_left_out(folder, name)
             events.finished(each, time.perf_counter() - begun)
 
 
@@ -263,7 +263,7 @@ class _Run:
         for state in states:
             self._events.examined(state)
             if state.whole:
-                take_back(self._folder, state.plan.checkpoint.name)
+                remove_left_out(self._folder, state.plan.checkpoint.name)
         _tell_remarks(states, self._events)
         remove_unfinished(self._folder, alone=True)
         for number, left in self._left.items():
@@ -362,7 +362,7 @@ class _Run:
                 _accept(plan, self._folder, self._events)
             else:
                 merge_shards(plan, self._folder)
-        take_back(self._folder, plan.checkpoint.name)
+        remove_left_out(self._folder, plan.checkpoint.name)
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
         self._make_tables(plan)
         # Two checkpoints may share one commit (with other contexts): its files stay until the last is done.

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from qkscope.kinds import StudyKind
 from qkscope.layers import Stage
-from qkscope.study.harmless import file_safe, locatable, overrides, plain_text
+from qkscope.study.values import file_safe, locatable, overrides, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}

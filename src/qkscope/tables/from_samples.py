@@ -14,7 +14,7 @@ from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import STUDY_YAML, head_table_path, moments_path, results_file, vectors_path
 from qkscope.results.left_out import read_left_out
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
@@ -43,7 +43,7 @@ def write_sampled_tables(
         if len(names) < len(study.checkpoints):
             events.noted(f"{len(names)} of {len(study.checkpoints)} checkpoints have vectors, and rows in {table.file}")
         path = head_table_path(place, table.file)
-        with only_run(place):
+        with lock_folder(place):
             rows = pd.concat([_of_checkpoint(table, folder, study, name, pairs) for name in names], ignore_index=True)
             write_csv(rows, path)
         events.wrote(str(path))

@@ -18,9 +18,9 @@ from qkscope.lenses.vector_rows import table_from_vectors
 from qkscope.results.csv_files import csv_text, write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
-from qkscope.study.harmless import file_safe
+from qkscope.study.values import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.outdated import remove_outdated
 from qkscope.vectors.hub import download_vectors
@@ -81,7 +81,7 @@ def analyze_vectors(
     names = [source.name for source in parsed]
     if len(set(names)) != len(names):
         raise InputError(f"two datasets are named {max(names, key=names.count)!r}; write NAME=DIR")
-    with only_run(out):
+    with lock_folder(out):
         return _write_tables(parsed, out, events, command, components or COMPONENTS, window, kind, reading)
 
 

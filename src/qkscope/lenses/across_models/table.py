@@ -10,7 +10,7 @@ import pandas as pd
 from qkscope.kinds import MODELS
 from qkscope.lenses.at_window import AtWindow
 from qkscope.results.entries import Entry
-from qkscope.results.twins import shared_attention
+from qkscope.results.provenance import shared_attention
 
 ENTRIES, ROLES = "entries", "pc_roles"
 EVERY_MODEL = ""  # in the column `model`: all heads of all models together, as the publication has it
