@@ -21,11 +21,12 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from qkscope.demo.tokenizer import save_byte_tokenizer
+from qkscope.demo.train import save_byte_tokenizer
 from qkscope.documents import encode as encoding
 from qkscope.documents.cuts import EXPRESSIONS, find_cuts
-from qkscope.documents.encode import Encoder, encode
+from qkscope.documents.encode import Encoder
 from qkscope.errors import DocumentError
+from test_documents import encode
 
 TEXT = [
     "The quick brown fox's friend didn't jump over 12 lazy dogs, did it? No  it\n\ndid not\nat all. " * 3,
