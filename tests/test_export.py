@@ -27,7 +27,7 @@ from qkscope.errors import InputError, StorageError, TableError
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.results.archive import unpacked
 from qkscope.results.read import load_results
-from qkscope.share.bundle import ExportSettings, export_results, files_in
+from qkscope.share.export import ExportSettings, export_results, files_in
 from qkscope.share.push import PushSettings, push_results
 
 TERABYTE = 2**40

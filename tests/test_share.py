@@ -23,8 +23,7 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
-from qkscope.share.bundle import ExportSettings, export_results, files_in
-from qkscope.share.parquet import Shared, read_csv, write_parquet
+from qkscope.share.export import ExportSettings, export_results, files_in, read_typed_csv
 from qkscope.share.push import PushSettings, push_results
 from qkscope.share.trackers import log_results, steps_of
 from warm import run_warm
@@ -126,12 +125,10 @@ def test_trackers_that_are_not_there(results, tmp_path, monkeypatch):
 def test_tables_in_parquet_are_the_tables(results, tmp_path):
     import pyarrow.parquet as pq
 
+    export = export_results(results, tmp_path / "shared", archive=False, settings=ExportSettings(parquet=True))
+    exact = {"float_precision": "round_trip"}  # which earlier versions of pandas are not by themselves
     for path in sorted(results.glob("*.csv")):
-        shutil.copy(path, tmp_path)
-        ((written,), name) = write_parquet([Shared(path.name)], tmp_path), f"data/{path.stem}.parquet"
-        assert written == Shared(path.name, name)
-        found = pq.read_table(tmp_path / name).to_pandas()
-        exact = {"float_precision": "round_trip"}  # which earlier versions of pandas are not by themselves
+        found = pq.read_table(export / f"data/{path.stem}.parquet").to_pandas()
         expected = pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=[""], **exact)
         assert list(found.columns) == list(expected.columns)
         for name in expected.columns:
@@ -143,7 +140,7 @@ def test_tables_in_parquet_are_the_tables(results, tmp_path):
 
 def test_a_checkpoint_called_100_stays_a_word(tmp_path):
     (tmp_path / "t.csv").write_text("model,layer,r_q,label,empty\n100,0,0.5,,\n200,1,,x,\n")
-    table = read_csv(tmp_path / "t.csv")
+    table = read_typed_csv(tmp_path / "t.csv")
     assert table.to_pydict() == {
         "model": ["100", "200"], "layer": [0, 1], "r_q": [0.5, None], "label": ["", "x"], "empty": [None, None],
     }  # fmt: skip

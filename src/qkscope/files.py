@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write; it takes the name `path` when the block is left without an error."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = _new_beside(path)
+        descriptor, temporary = new_beside(path)
         try:
             yield temporary
             if not is_at(descriptor, temporary):  # a library that renames a file of its own would lose lock and rights
@@ -42,12 +42,15 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def _new_beside(path: Path) -> tuple[int, Path]:
-    """A new file next to `path`, locked by us; the system gives it the rights that the umask leaves."""
+def new_beside(path: Path, *, folder: bool = False) -> tuple[int, Path]:
+    """A new file or folder next to `path`, locked by us; the system gives it the rights that the umask leaves."""
     while True:
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
         with suppress(FileExistsError):
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, 0o666)
+            if folder:
+                temporary.mkdir()
+            flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(temporary, flags | NO_FOLLOW | BINARY, 0o666)
             claim(descriptor, alone=True)
             if is_at(descriptor, temporary):
                 return descriptor, temporary

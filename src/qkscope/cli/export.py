@@ -57,7 +57,7 @@ def add_push(commands: Any) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """`qkscope export`."""
-    from qkscope.share.bundle import ExportSettings, export_results
+    from qkscope.share.export import ExportSettings, export_results
 
     name = Path(options.results).resolve().name
     out = Path(options.out) if options.out else Path(f"{name}-export{'.zip' if options.zip else ''}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class Tracker(Protocol):
 def log_results(
     folder: Path | str, to: str, *, where: Path | None = None, project: str = "qkscope", name: str | None = None
 ) -> list[str]:
-    """Log every entry of a results folder; returns what to tell about it."""
+    """Log every checkpoint, seed or model of a results folder; returns a line about each run that was logged."""
     if to not in TRACKERS:
         raise InputError(f"{to!r} is not a supported tracker; choose one of {', '.join(TRACKERS)}")
     results = load_results(folder)
@@ -68,7 +69,7 @@ def _open(to: str, where: Path | None, project: str, name: str, about: dict[str,
     try:
         if to == "tensorboard":
             return _TensorBoard((where or Path("runs")) / name)
-        return _WeightsAndBiases(to, where, project, name, about)
+        return _WeightsAndBiases(to, where, {"project": project, "name": name, "config": about})
     except ImportError as error:
         raise InputError(f"{to} is not installed ({error}): pip install {to}") from None
     except QkscopeError:
@@ -105,16 +106,13 @@ class _TensorBoard:
 class _WeightsAndBiases:
     """wandb; trackio has the same functions."""
 
-    def __init__(self, library: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> None:
-        from importlib import import_module
-
+    def __init__(self, library: str, where: Path | None, options: dict[str, Any]) -> None:
         self._library: Any = import_module(library)
-        options: dict[str, Any] = {"project": project, "name": name, "config": about}
         if library == "wandb":
             options["dir"] = str(where) if where is not None else None
         elif where is not None:
             raise InputError("trackio has its own place for runs (TRACKIO_DIR); leave out --dir")
-        self._run = self._library.init(**options)
+        self._library.init(**options)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Numbers of one step."""
