@@ -1,7 +1,7 @@
 """Files that are there whole or not at all: written under a temporary name, made durable, then renamed.
 
-They are made as the user's umask says. Whoever writes a temporary file holds a lock on it, so that what a killed
-process left behind can be told from what somebody is writing now.
+Their permissions follow the user's umask. A temporary file is locked while it is written, which distinguishes it from
+what a killed process left behind.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def temporary_of(name: str) -> str | None:
 
 
 def is_abandoned(temporary: Path) -> bool:
-    """Whether nobody writes this temporary file any more; never where that cannot be known."""
+    """Whether no process is writing this temporary file any more; False if that cannot be known."""
     try:
         descriptor = os.open(temporary, os.O_RDONLY | NO_FOLLOW | NO_WAIT | BINARY)
     except OSError:
@@ -102,7 +102,7 @@ def is_abandoned(temporary: Path) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say which file could not be written and what to do, where the system only says why."""
+    """Turn the system's error into one that names the file and what to do."""
     try:
         yield
     except OSError as error:

@@ -88,7 +88,7 @@ def _study_text(plans: list[DemoCheckpoint]) -> str:
 
 
 def _study_there(path: Path) -> bytes:
-    """What the study file says; nothing where it is none."""
+    """The contents of the study file; empty if there is none."""
     try:
         return read_bytes(path, MAX_BYTES)
     except Unreadable:
@@ -122,7 +122,7 @@ def _publish(folder: Path, made_from: str, fill: Callable[[Path], None]) -> None
     partial = _partial(folder)
     _discard(partial)
     partial.mkdir(parents=True)
-    _write_record(partial, made_from, files=None)  # so that a later run knows whose leftovers these are
+    _write_record(partial, made_from, files=None)  # so that a later run recognizes leftovers of the demo
     fill(partial)
     _write_record(partial, made_from, files=_files_in(partial))
     _discard(folder)

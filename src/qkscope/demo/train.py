@@ -81,7 +81,7 @@ def model_config(settings: DemoSettings, phase: PhaseSettings) -> SmolLM3Config:
 
 
 def with_phase_config(model: Any, settings: DemoSettings, phase: PhaseSettings) -> Any:
-    """The same weights under the phase's config: the rotary tables are made anew."""
+    """The same weights under the phase's config: the rotary tables are recomputed."""
     with torch.random.fork_rng(devices=[]):  # weights are drawn only to be replaced
         longer = SmolLM3ForCausalLM(model_config(settings, phase))
     longer.load_state_dict(model.state_dict())

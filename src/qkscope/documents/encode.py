@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 class Encoder:
-    """One tokenizer with special tokens as the study says: default, none or bos."""
+    """One tokenizer with special tokens as set in the study: default, none or bos."""
 
     def __init__(self, tokenizer: Tokenizer, special_tokens: str) -> None:
         self._tokenizer = tokenizer

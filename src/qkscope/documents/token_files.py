@@ -1,8 +1,8 @@
 """Files of token ids, so that nothing is tokenized twice and memory does not grow with the corpus.
 
 A survey writes the ids of all documents one after the other to a temporary file. A run copies it into its results
-folder with an index behind the ids. Such a file may have been written by anybody: its index is checked by itself here,
-against the documents in `tokens`, and ids are compared with their digests whenever they are read.
+folder with an index behind the ids. Such a file may come from a stranger: this module checks its index for
+consistency, `tokens` compares it with the documents, and ids are compared with their digests whenever they are read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TokenWriter:
     """Writes ids document by document to a temporary file.
 
     The file is removed once nothing refers to its `KeptTokens`, at the latest when the process ends, and at once if the
-    block is left with an error. Where it cannot be written, a warning says so, and nothing is kept.
+    block is left with an error. If it cannot be written, a warning names the reason, and nothing is kept.
     """
 
     def __init__(self) -> None:

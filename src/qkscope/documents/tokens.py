@@ -1,7 +1,7 @@
 """Texts to token windows: each document that is long enough gives its first `context` tokens.
 
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
-keeps the ids in a temporary file; a run then stores them with its results, for whoever needs them next. Documents with
+keeps the ids in a temporary file; a run then stores them with its results for later commands. Documents with
 the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow with the corpus.
 Where the file is not visible (a worker on another machine), or a document's file changed, documents are read and
 tokenized again and compared with the survey.
@@ -120,7 +120,7 @@ class Corpus:
     def window_of_characters(self, indices: Sequence[int]) -> int:
         """How many tokens the first `characters` of these documents are on average, rounded.
 
-        Each text is cut after so many characters and tokenized by itself, special tokens included.
+        Each text is cut after so many characters and tokenized alone, special tokens included.
         """
         counts = [self.documents[index].start for index in indices]
         if None in counts:
@@ -280,7 +280,7 @@ def _has_same_files(index: TokenIndex, settings: Documents, folder: Path) -> boo
 
 
 def _with_same_texts(index: TokenIndex, settings: Documents, folder: Path) -> TokenIndex | None:
-    """The index with the files as they are now, if all documents say what they said; nothing is tokenized."""
+    """The index with the files as they are now, if the texts of all documents are unchanged; nothing is tokenized."""
     documents, begun = [], time.time_ns()
     files: dict[SourceFile, int] = {}
     for stored, document in zip_longest(index.documents, read_documents(settings, folder)):

@@ -2,7 +2,7 @@
 
 A results folder may come from a stranger. So each path is checked when it is asked for: it lies below the folder, has
 only names that this tool makes, and neither it nor anything on the way to it is a symbolic link. The folder itself may
-be one: that is the choice of whoever named it. What is written, read or removed below it is therefore in it.
+be one: that is the user's choice. What is written, read or removed below it is therefore in it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def moments_path(folder: Path, checkpoint: str) -> Path:
 
 
 def merging_path(folder: Path, checkpoint: str) -> Path:
-    """The lock file that whoever merges a checkpoint's shards holds."""
+    """The lock file held while a checkpoint's shards are merged."""
     return _within(folder, MOMENTS, f".{_name(checkpoint)}.merging")
 
 
@@ -120,12 +120,12 @@ def shard_path(folder: Path, checkpoint: str, number: int) -> Path:
 
 
 def running_path(folder: Path, checkpoint: str, number: int) -> Path:
-    """The lock file that whoever runs a shard holds."""
+    """The lock file held while a shard runs."""
     return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
 
 
 def tokens_folder(folder: Path) -> Path:
-    """Where the documents' token ids are kept; all of it may be deleted, it is made again."""
+    """Where the documents' token ids are kept; it may be deleted, and is then made again."""
     return _within(folder, TOKENS)
 
 
@@ -157,7 +157,7 @@ def ablation_path(folder: Path, checkpoint: str, key: str) -> Path:
 
 
 def vectors_path(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
+    """Where a checkpoint's sample of vectors is kept; also checks the name under which it is filled."""
     _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
     return _within(folder, VECTORS, _name(checkpoint))
 

@@ -1,7 +1,7 @@
 """Who works in a results folder: locks that the operating system releases when their holder dies.
 
-A run holds the folder alone, and so does whoever makes its tables again. `qkscope shard` commands share it with each
-other, and each holds its own shard. A lock file is signed by whoever holds it, so it is opened with care: a link, a
+A run holds the folder alone, and so does a command that makes its tables again. `qkscope shard` commands share it with each
+other, and each holds its own shard. The holder writes its name into the lock file, so it is opened with care: a link, a
 pipe or a file with a second name, where the lock should be, is refused and stays as it was.
 """
 
@@ -57,21 +57,21 @@ def lock_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Try to hold a lock file alone; gives whether it is held now (false: somebody else holds it)."""
+    """Try to hold a lock file alone; gives whether it is held now (False: another process holds it)."""
     with _locked(path, shared=False) as locked:
         yield locked
 
 
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file alone, after whoever holds it now; it is removed afterwards."""
+    """Wait until a lock file is free and hold it alone; it is removed afterwards."""
     while True:
         with _locked(path, shared=False) as locked:
             if locked:
                 try:
                     yield
                 finally:
-                    path.unlink(missing_ok=True)  # whoever waits for this one sees that it is gone
+                    path.unlink(missing_ok=True)  # a process that waits for this file sees that it is gone
                 return
         time.sleep(PAUSE)
 
@@ -79,7 +79,7 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Whether a living process holds this lock file alone; never creates it.
 
-    Who shares it is not seen: asking for it alone, if only for a moment, would turn away whoever starts just then.
+    Shared locks are not seen: claiming the file alone, even for a moment, would turn away a process that starts then.
     """
     try:
         with opened(path, LARGEST) as file:

@@ -1,7 +1,7 @@
 """What produced a result, as one typed record: `provenance.json`, and inside every moments file its checkpoint's part.
 
-What is written must be of these types. What is read may be older or a stranger's: there a value of a wrong type says
-nothing (None, "not recorded"), and a key that is not known here is kept. Each record remembers what it was made from,
+What is written must be of these types. What is read may be older or come from a stranger: there a value of a wrong type
+counts as not recorded (None), and unknown keys are kept. Each record remembers what it was made from,
 so that writing it again changes nothing.
 """
 
@@ -53,7 +53,7 @@ def as_whole(value: object) -> int | None:
 
 
 def _forgiving(value: Any, check: Check, info: ValidationInfo) -> Any:
-    """A wrong type says nothing where a file is read, and is an error where one is written."""
+    """None for a value of a wrong type in a file that is read; an error in one that is written."""
     try:
         return check(value)
     except ValidationError:
@@ -91,7 +91,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, stored: object) -> Self:
-        """What a file says; anything but an object says nothing."""
+        """The record in a file; empty for anything but a JSON object."""
         return cls.model_validate(stored if isinstance(stored, dict) else {}, context=_READING)
 
     @classmethod
@@ -135,7 +135,7 @@ class CorpusRecord(Record):
 
 
 class CheckpointRecord(Record):
-    """One checkpoint's capture; of a dataset of vectors, what it says of itself."""
+    """One checkpoint's capture; or what a dataset of vectors records about itself."""
 
     name: Recorded[str] = None  # as the tables spell it
     label: Text = None
@@ -203,7 +203,7 @@ class AnalysisRecord(Record):
     components: Recorded[int] = None
     heads: Recorded[str | dict[str, Any]] = None
     common_window: Tokens = None  # the common window
-    common_characters: Recorded[int] = None  # the same in characters, where the study says it so
+    common_characters: Recorded[int] = None  # the same in characters, if the study gives it so
     skip_positions: Recorded[int] = None
 
 

@@ -47,7 +47,7 @@ def remove_other_ablations(folder: Path, checkpoint: str, keys: Collection[str])
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove checkpoints' lines of the tables: the tables have them, or they are made again."""
+    """Remove checkpoints' lines of the tables: they are in the tables, or are made again."""
     _remove_files(layout.parts_folder(folder), PART)
     _remove_empty(layout.parts_folder(folder))
 

@@ -230,7 +230,7 @@ def _write_parquet(table: SharedTable, place: Path) -> SharedTable:
 
 
 def read_typed_csv(path: Path) -> Any:
-    """A table for Arrow with types that nobody has to guess: an empty cell is null, and names are always text."""
+    """A CSV table as an Arrow table with fixed types: an empty cell is null, and names are always text."""
     import pyarrow as pa
     import pyarrow.csv as csv
 

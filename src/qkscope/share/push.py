@@ -81,7 +81,7 @@ def _upload(place: Path, settings: PushSettings, kind: str) -> str:
         if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             raise InputError(f"{where}: you have no write access there; set HF_TOKEN to a token that has") from error
         raise StorageError(f"{where}: the Hub refused ({first_line(error)})") from error
-    except Exception as error:  # no route, nobody there
+    except Exception as error:  # no route, no server
         raise StorageError(
             f"{where} could not be uploaded ({first_line(error)}); run the same command again"
         ) from error

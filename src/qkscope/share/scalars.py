@@ -20,7 +20,7 @@ PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qksco
 
 
 def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
-    """The numbers of one checkpoint; a callback in training has the same under a prefix of its own."""
+    """The numbers of one checkpoint; callbacks log the same under another prefix."""
     kinds = kinds_in_order(at.heads["layer_kind"])
     parts = {"": EVERY_HEAD}
     parts |= {f"{_key(kind)}/": Part(layer_kind=kind) for kind in (kinds if len(kinds) > 1 else [])}

@@ -1,4 +1,4 @@
-"""Read a study file: safe YAML, no duplicate keys, and mistakes told by their place and the likely meaning."""
+"""Read a study file: safe YAML, no duplicate keys, and mistakes reported with their place and the likely meaning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BYTES = 4 * 1024 * 1024  # a study of 10 000 checkpoints is below 2 MB
 MAX_DEPTH = 32  # levels of nesting
 MAX_NODES = 300_000  # keys and values; PyYAML needs about a kilobyte for each
 MAX_NUMBER = 64  # characters of a number or a date; PyYAML's time for 1:1:1:... grows with the square
-MAX_PROBLEMS = 20  # mistakes that are told at once
+MAX_PROBLEMS = 20  # mistakes that are reported at once
 ALTERNATIVES = ("Heads", "Characters", "constrained-int")  # what a key may be besides a word: no part of its place
 MODELS: tuple[type[BaseModel], ...] = (Checkpoint, Series, Documents, Heads, Characters, Phase, Study)
 NO_WINDOW = ("int_type", "model_type", "model_attributes_type", "dict_type")
@@ -36,7 +36,7 @@ class StudyFile:
     folder: Path
     path: Path | None = None
     notes: tuple[str, ...] = ()  # about checkpoints that a series found, or left out
-    expanded: bool = False  # whether the file has a series, so that the study says more than the file does
+    expanded: bool = False  # whether the file has a series, so that `study` has more checkpoints than the file lists
 
 
 def load_study(path: Path | str) -> StudyFile:
@@ -52,7 +52,7 @@ def parse_study(text: str) -> Study:
 
 
 def study_settings(path: Path) -> dict[str, Any]:
-    """What a study file says, before its series are looked for."""
+    """The settings in a study file, before its series are expanded."""
     with located(str(path)):
         return _read_yaml(path)
 
@@ -84,7 +84,7 @@ def _series(entry: Any, place: list[str | int]) -> Series:
 
 
 def study_text(study: Study, about: str) -> str:
-    """A study as a file that says the same; `about` becomes a comment above it."""
+    """A study as the text of a study file; `about` becomes a comment above it."""
     settings = study.model_dump(mode="json", exclude_defaults=True)
     return f"# {about}\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120)}"
 
@@ -103,7 +103,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def changed(study: Study, changes: dict[str, Any]) -> Study:
-    """The study with some keys changed, checked as if the file had said so."""
+    """The study with some keys changed, checked as when it is read from a file."""
     return _validated(study.model_dump() | changes)
 
 

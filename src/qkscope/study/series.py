@@ -193,7 +193,7 @@ def revisions_of(model: str) -> list[str]:
         raise StudyError(
             f"there is no repository {model}, or it is private: check the id, and set HF_TOKEN if it is private"
         ) from None
-    except Exception as error:  # of the library that asks: no route, nobody there, an answer that is none
+    except Exception as error:  # of the library: no route, no server, an invalid answer
         raise StudyError(
             f"the branches of {model} could not be listed ({first_line(error)}); with HF_HUB_OFFLINE=1 those in the "
             "cache are used"
