@@ -174,7 +174,12 @@ def table_path(folder: Path, name: str) -> Path:
 
 def figures_folder(folder: Path) -> Path:
     """Where the figures are."""
-    return _within(folder, FIGURES)
+    return outputs_folder(folder, FIGURES)
+
+
+def outputs_folder(folder: Path, name: str) -> Path:
+    """One of `OUTPUTS`."""
+    return _within(folder, _known(name, name in OUTPUTS))
 
 
 def figure_folder(folder: Path, figure: str) -> Path:

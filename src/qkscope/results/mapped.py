@@ -122,7 +122,8 @@ class SpillingTable:
         mapped, written = self._file.mapped(), self._written
 
         def column(name: str) -> pd.Series[Any]:
-            return pd.concat([pd.Series(_read_column(mapped, *piece[name])) for piece in written], ignore_index=True)
+            pieces = [pd.Series(_read_column(mapped, *piece[name]), copy=False) for piece in written]
+            return pd.concat(pieces, ignore_index=True)
 
         return _on_disk((name, column(name)) for name in written[0])
 
@@ -160,6 +161,7 @@ def select_rows(table: pd.DataFrame, wanted: NDArray[np.bool_]) -> pd.DataFrame:
 
 def drop_page_cache() -> None:
     """Release the memory of mapped tables; pages that are read again come from the system's cache, or from disk."""
+    pa.default_memory_pool().release_unused()
     if hasattr(mmap, "MADV_DONTNEED"):
         for view in list(_maps):
             view.madvise(mmap.MADV_DONTNEED)

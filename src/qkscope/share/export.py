@@ -13,7 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +67,19 @@ BOTH_PICTURES = f"`{FIGURE_PNG}`, and the same drawing as vector graphics in "
 Notify = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ExportSettings:
-    """What an export contains beyond the usual."""
-
-    with_text: bool = False  # tables with the text of tokens
-    parquet: bool = False  # every table also as Parquet, which the Hub's viewer shows
-
-
 def export_results(
     folder: Path | str,
     out: Path,
     *,
     archive: bool,
-    settings: ExportSettings | None = None,
+    with_text: bool = False,
+    parquet: bool = False,
     report: Notify = lambda line: None,
 ) -> Path:
-    """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is."""
+    """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is.
+
+    `with_text` includes tables with the text of tokens; with `parquet`, every table is also written as Parquet.
+    """
     folder = Path(folder)
     if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the results folder itself; export to another folder")
@@ -94,7 +90,7 @@ def export_results(
     require_writable(out.parent)
     with _failing_as(out), _temporary_folder(out) as temporary:
         place = temporary / (folder.resolve().name or "results")  # the name is the title, where there is no other
-        fill_export(folder, place, settings or ExportSettings(), report)
+        fill_export(folder, place, report, with_text=with_text, parquet=parquet)
         if archive:
             _write_archive(place, out)
         else:
@@ -102,14 +98,14 @@ def export_results(
     return out
 
 
-def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> Results:
+def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, parquet: bool) -> Results:
     """Write the export of a results folder into a new folder; returns it as it is read back."""
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
     for name in _table_names():
         source = head_table_path(folder, name)
         if os.path.lexists(source):
-            if not settings.with_text and TEXT in _column_names(source):
+            if not with_text and TEXT in _column_names(source):
                 report(f"note: {name} stays here because it contains document text; --with-text includes it")
                 continue
             _copy(source, place / name, LARGEST_TABLE, table=True)
@@ -124,7 +120,7 @@ def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Not
         report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
     shared = [SharedTable(name) for name in _tables_in(place)]
     shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(tables_folder(place))]
-    if settings.parquet:
+    if parquet:
         shared = [_write_parquet(table, place) for table in shared]
     write_text(place / CARD, dataset_card(tables.results, shared, files_in(place)))
     return tables.results
