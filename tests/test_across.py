@@ -14,9 +14,8 @@ from qkscope.draw import style
 from qkscope.errors import StudyError
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.kind_of_layer import unusual_layers
-from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.provenance import CheckpointRecord, shared_attention
 from qkscope.results.read import load_results
-from qkscope.results.twins import shared_attention
 from qkscope.study.load import load_study
 
 

@@ -28,7 +28,7 @@ from qkscope.foreign import Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.results import folder as layout
-from qkscope.results.lock import holding, is_held, only_run
+from qkscope.results.lock import is_locked, lock_folder, try_lock
 from qkscope.results.remove import remove_shards, remove_unfinished
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.options import VectorSample
@@ -168,9 +168,9 @@ def test_a_lock_that_is_no_lock_file_is_refused_and_stays_as_it_was(tmp_path, ou
     else:
         make_special(lock, kind)
     before = contents(outside)
-    with pytest.raises(InputError, match="remove it"), only_run(lock.parent):
+    with pytest.raises(InputError, match="remove it"), lock_folder(lock.parent):
         pytest.fail("the lock was taken")
-    with pytest.raises(InputError, match="remove it"), holding(lock):
+    with pytest.raises(InputError, match="remove it"), try_lock(lock):
         pytest.fail("the lock was taken")
     assert contents(outside) == before
     assert main(["status", str(lock.parent)]) == 2
@@ -178,10 +178,10 @@ def test_a_lock_that_is_no_lock_file_is_refused_and_stays_as_it_was(tmp_path, ou
 
 def test_a_lock_that_its_last_holder_removed_is_not_taken_for_a_lock(tmp_path):
     path = tmp_path / "000000.running"
-    with holding(path) as first:
+    with try_lock(path) as first:
         assert first
         path.unlink()
-        with holding(path) as second, holding(path) as third:
+        with try_lock(path) as second, try_lock(path) as third:
             assert second
             assert not third
 
@@ -216,13 +216,18 @@ def test_a_second_user_can_lock_what_the_first_one_left(shared):
     lock = shared / ".lock"
     lock.write_text("")
     lock.chmod(0o444)  # as for a file of another user: it can be read, not written
-    with another_user(), only_run(shared):
-        assert is_held(lock)
-    with only_run(shared), another_user(), pytest.raises(InputError, match="in use by another run"), only_run(shared):
+    with another_user(), lock_folder(shared):
+        assert is_locked(lock)
+    with (
+        lock_folder(shared),
+        another_user(),
+        pytest.raises(InputError, match="in use by another run"),
+        lock_folder(shared),
+    ):
         pytest.fail("the lock was taken")
     lock.chmod(0)
     advice = "chmod -R g[+]w" if os.geteuid() == 0 else "check the folder"
-    with another_user(), pytest.raises(StorageError, match=rf"lock: cannot be written .*{advice}"), only_run(shared):
+    with another_user(), pytest.raises(StorageError, match=rf"lock: cannot be written .*{advice}"), lock_folder(shared):
         pytest.fail("the lock was taken")
 
 
@@ -248,7 +253,7 @@ def test_files_get_the_rights_of_the_umask_and_locks_those_of_the_group(tmp_path
     place = tmp_path / "results"
     place.mkdir()
     place.chmod(folder)
-    with umask(mask), only_run(place):
+    with umask(mask), lock_folder(place):
         write_text(place / "a.txt", "x")
         write_text(place / "new/a.txt", "x")
     assert mode(place / "a.txt") == mode(place / "new/a.txt") == file
@@ -385,7 +390,7 @@ def test_a_plan_that_is_none_is_refused(started, capsys, text):
      json.dumps({"pid": [[]], "host": {}, "since": None}), json.dumps({"pid": 1, "host": "h" * 2000, "since": "x"})],
 )  # fmt: skip
 def test_the_status_shows_no_signature_that_is_none(started, capsys, signature):
-    with only_run(started):
+    with lock_folder(started):
         (started / ".lock").write_text(signature, encoding="latin-1")
         assert main(["status", str(started)]) == 0
     shown = capsys.readouterr().out
@@ -401,7 +406,7 @@ def test_what_a_message_quotes_is_spelled_out_and_cannot_steer_the_terminal(tmp_
 
 
 def test_the_status_shows_who_holds_the_folder(started, capsys):
-    with only_run(started):
+    with lock_folder(started):
         assert main(["status", str(started)]) == 0
     assert f"in use (process {os.getpid()} on {socket.gethostname()}, since " in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ from families import tiny
 from qkscope.capture.finite import require_finite_weights
 from qkscope.cli.main import main
 from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
-from qkscope.results.left_out import leave_out, read_left_out, take_back
+from qkscope.results.left_out import leave_out, read_left_out, remove_left_out
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
@@ -158,7 +158,7 @@ def test_shards_that_leave_out_different_checkpoints_at_once_are_all_recorded(tm
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: leave_out(tmp_path, name, f"of {name}"), names))
         assert read_left_out(tmp_path) == {name: f"of {name}" for name in names}
-        list(pool.map(lambda name: take_back(tmp_path, name), names[1:]))
+        list(pool.map(lambda name: remove_left_out(tmp_path, name), names[1:]))
     assert read_left_out(tmp_path) == {names[0]: f"of {names[0]}"}
     assert [path.name for path in tmp_path.iterdir()] == ["left_out.json"]
 

@@ -14,7 +14,7 @@ from qkscope.study.complete import state_of, why_incomplete
 from qkscope.study.load import load_study, study_text
 from qkscope.study.numbers import numbers_in, short, step_in, tokens_in
 from qkscope.study.schema import Series
-from qkscope.study.series import Member, chosen
+from qkscope.study.series import Member, select_members
 from saved import safetensors_bytes, save_stub
 
 STEPS = (20, 100, 3, 40)
@@ -73,7 +73,7 @@ def test_what_any_key_chooses_is_in(runs, choice, steps):
 )
 def test_log_spacing_takes_so_many_with_both_ends_and_is_close_to_even(steps, count):
     members = [Member(f"step-{step}", {}, step, None) for step in steps]
-    picked = [int(member.step) for member in chosen(members, Series(folder="x", log=count))]
+    picked = [int(member.step) for member in select_members(members, Series(folder="x", log=count))]
     assert len(picked) == min(count, len(steps)) == len(set(picked))
     assert picked == sorted(picked)
     if count > 1:
@@ -82,7 +82,7 @@ def test_log_spacing_takes_so_many_with_both_ends_and_is_close_to_even(steps, co
 
 def test_log_spacing_is_even_where_there_are_enough_to_choose_from():
     dense = [Member(f"step-{step}", {}, step, None) for step in range(1, 2000)]
-    places = [math.log1p(member.step) for member in chosen(dense, Series(folder="x", log=5))]
+    places = [math.log1p(member.step) for member in select_members(dense, Series(folder="x", log=5))]
     gaps = [b - a for a, b in itertools.pairwise(places)]
     assert max(gaps) - min(gaps) < 0.1
     assert sum(gaps) / 4 == pytest.approx(math.log(2000 / 2) / 4)

@@ -24,7 +24,7 @@ import qkscope
 from qkscope.cli.describe import describe_plan
 from qkscope.documents import encode as encoding
 from qkscope.documents import sources
-from qkscope.documents.encode import Encoder, encode
+from qkscope.documents.encode import Encoder
 from qkscope.documents.sources import read_documents
 from qkscope.documents.tokens import Choice, batches, group_of, survey
 from qkscope.errors import DocumentError, InputError, QkscopeWarning, StorageError
@@ -44,6 +44,10 @@ def byte_tokenizer(**special):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def encode(tokenizer, text, special_tokens):
+    return Encoder(tokenizer, special_tokens).whole(text)
 
 
 def texts(folder, **settings):
@@ -178,15 +182,15 @@ CONTEXTS = [5, 8, 9, 10, 200, 301]
 
 def test_short_documents_are_left_out(corpus):
     assert [d.tokens for d in corpus.documents] == [10, 300, 5, 200]
-    assert corpus.usable(200) == [1, 3]
-    assert corpus.usable(10) == [0, 1, 3]
+    assert corpus.choose(200).documents == [1, 3]
+    assert corpus.choose(10).documents == [0, 1, 3]
     with pytest.raises(DocumentError, match=r"no document has the 301 tokens.*longest of 4, 1.txt, has 300"):
-        corpus.usable(301)
+        corpus.choose(301)
 
 
 def test_min_tokens_gives_every_context_the_same_documents(tmp_path, corpus):
     settings = corpus.settings.model_copy(update={"min_tokens": 250})
-    assert survey(settings, tmp_path, byte_tokenizer(), [10]).usable(10) == [1]
+    assert survey(settings, tmp_path, byte_tokenizer(), [10]).choose(10).documents == [1]
 
 
 def test_tokens_are_counted_only_as_far_as_a_study_needs(tmp_path, corpus):
@@ -226,7 +230,7 @@ class NoTokenizer:
 
 def test_what_the_survey_tokenized_is_not_tokenized_again(corpus):
     for context in (5, 8, 200):
-        chosen = corpus.usable(context)
+        chosen = corpus.choose(context).documents
         for copy in (corpus, pickle.loads(pickle.dumps(corpus))):  # as another process gets it
             windows = list(copy.windows(NoTokenizer(), context, chosen))
             assert [(w.index, len(w.ids)) for w in windows] == [(index, context) for index in chosen]
@@ -284,17 +288,6 @@ def test_kept_tokens_are_removed_when_a_survey_fails(tmp_path, temporary):
     (tmp_path / "b.txt").write_bytes(b"\xff")
     with pytest.raises(DocumentError, match="not UTF-8"):
         survey(Documents(files="*.txt", special_tokens="none"), tmp_path, byte_tokenizer(), [2])
-    assert not temporary_files(temporary)
-
-
-def test_kept_tokens_stay_at_a_place_of_their_own(tmp_path, temporary):
-    (tmp_path / "a.txt").write_text("x" * 20)
-    settings = Documents(files="a.txt", special_tokens="none")
-    corpus = survey(settings, tmp_path, byte_tokenizer(), [8], keep_in=tmp_path / "tokens")
-    assert len(next(corpus.windows(NoTokenizer(), 8, [0])).ids) == 8
-    del corpus
-    gc.collect()
-    assert (tmp_path / "tokens").stat().st_size == 8 * 4
     assert not temporary_files(temporary)
 
 
@@ -465,6 +458,12 @@ def test_parquet_columns_that_are_not_text(tmp_path, column, message):
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
     with pytest.raises(DocumentError, match=message):
         texts(tmp_path, files="a.parquet")
+
+
+def test_a_file_whose_name_is_not_text_is_refused(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    with pytest.raises(DocumentError, match="the name of this file is not valid text; rename it"):
+        texts(tmp_path, files="*")
 
 
 def test_what_is_not_a_file_is_called_what_it_is(tmp_path):

@@ -27,11 +27,10 @@ from qkscope.errors import InputError, StorageError, TableError
 from qkscope.report.write import write_card_and_figure, write_report
 from qkscope.results.archive import unpacked
 from qkscope.results.read import load_results
-from qkscope.share.bundle import ExportSettings, export_results, files_in
-from qkscope.share.push import PushSettings, push_results
+from qkscope.share.export import export_results, files_in
+from qkscope.share.push import push_results
 
 TERABYTE = 2**40
-WITH_TEXT = ExportSettings(with_text=True, parquet=True)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +154,7 @@ def test_no_text_of_a_document_is_exported_unless_asked(results, tmp_path):
     import pyarrow.parquet as pq
 
     said = []
-    usual = ExportSettings(parquet=True)
-    export = export_results(results, tmp_path / "shared", archive=False, settings=usual, report=said.append)
+    export = export_results(results, tmp_path / "shared", archive=False, parquet=True, report=said.append)
     assert "note: sample.csv stays here because it contains document text; --with-text includes it" in said
     assert pd.read_csv(results / "sample.csv")["text"].notna().all()  # bytes: too short to look for in other texts
     for name in files_in(export):
@@ -168,7 +166,7 @@ def test_no_text_of_a_document_is_exported_unless_asked(results, tmp_path):
     detail = {name: details_of(place) for name, place in {"here": results, "shared": export}.items()}
     assert "sample" in detail["here"]
     assert detail["shared"] == detail["here"] - {"sample"}
-    included = export_results(results, tmp_path / "with", archive=False, settings=WITH_TEXT)
+    included = export_results(results, tmp_path / "with", archive=False, with_text=True, parquet=True)
     assert (included / "sample.csv").read_bytes() == (results / "sample.csv").read_bytes()
     assert "text" in pq.read_schema(included / "data/sample.parquet").names
     assert details_of(included) == detail["here"]
@@ -197,8 +195,7 @@ def test_only_tables_of_ours_are_exported(mine, tmp_path):
 @pytest.mark.slow
 def test_no_absolute_path_is_exported(results, tmp_path):
     said = []
-    usual = ExportSettings(parquet=True)
-    export = export_results(results, tmp_path / "shared", archive=False, settings=usual, report=said.append)
+    export = export_results(results, tmp_path / "shared", archive=False, parquet=True, report=said.append)
     model = json.loads((results / "provenance.json").read_text())["checkpoints"][0]["model"]
     assert model.startswith("/")
     for name, text in strings_of(export):
@@ -249,7 +246,7 @@ def test_what_cannot_be_shared_is_named(mine, tmp_path, case):
     for share in (
         lambda: export_results(mine, tmp_path / "shared", archive=False),
         lambda: export_results(mine, tmp_path / "shared.zip", archive=True),
-        lambda: push_results(mine, PushSettings("a/b"), dry_run=True),
+        lambda: push_results(mine, "a/b", dry_run=True),
     ):
         with pytest.raises(InputError, match=message) as failure:
             share()

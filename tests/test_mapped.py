@@ -1,13 +1,15 @@
 """Tables that lie on disk are the tables that they were, and what a report holds does not grow with its checkpoints."""
 
+import contextlib
 import filecmp
 import gc
+import io
 import itertools
-import mmap
 import os
 import shutil
 import tracemalloc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,7 +24,7 @@ from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.rope import split_table
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read
-from qkscope.results.mapped import Gathered, MappedColumns, in_blocks, rows_of_entries, taken
+from qkscope.results.mapped import SpillingTable, in_blocks, memory_mapped, rows_of_entries, select_rows
 from qkscope.results.read import load_results
 from test_lens_rope_split import NEW, OLD, entry, study
 
@@ -49,11 +51,11 @@ def made():
 
 
 def test_a_table_on_disk_is_the_table_that_was_put_there(on_disk):
-    pd.testing.assert_frame_equal(mapped.mapped(made()), made())
-    pd.testing.assert_frame_equal(mapped.mapped(mapped.mapped(made()).assign(more=1.0)), made().assign(more=1.0))
+    pd.testing.assert_frame_equal(memory_mapped(made()), made())
+    pd.testing.assert_frame_equal(memory_mapped(memory_mapped(made()).assign(more=1.0)), made().assign(more=1.0))
     wanted = np.array([True, False, True, False, True])
-    pd.testing.assert_frame_equal(taken(mapped.mapped(made()), wanted), made()[wanted].reset_index(drop=True))
-    pd.testing.assert_frame_equal(taken(made(), ~wanted & wanted), made().iloc[:0])
+    pd.testing.assert_frame_equal(select_rows(memory_mapped(made()), wanted), made()[wanted].reset_index(drop=True))
+    pd.testing.assert_frame_equal(select_rows(made(), ~wanted & wanted), made().iloc[:0])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -61,60 +63,66 @@ def test_pieces_make_the_same_table_as_pandas_makes_of_them(on_disk, size):
     """Whole numbers in one piece and numbers with a fraction in another are numbers with a fraction in all."""
     pieces = [made().iloc[first : first + size] for first in range(0, 5, size)]
     pieces = [piece.assign(count=1 if number else 0.5) for number, piece in enumerate(pieces)]
-    gathered, columns = Gathered(), MappedColumns()
+    table = SpillingTable()
     for piece in pieces:
-        gathered.add(piece)
-        columns.add(piece)
+        table.add(piece)
     expected = pd.concat(pieces, ignore_index=True)
     assert expected["count"].dtype == np.float64
-    pd.testing.assert_frame_equal(gathered.table(), expected)
-    pd.testing.assert_frame_equal(columns.table(), expected)
+    pd.testing.assert_frame_equal(table.table(), expected)
 
 
 def test_small_tables_stay_in_memory(monkeypatch):
-    monkeypatch.setattr(mapped, "MappedColumns", None)  # would fail
-    table = made()
-    assert mapped.mapped(table) is table
-    gathered = Gathered()
-    gathered.add(table)
-    pd.testing.assert_frame_equal(gathered.table(), table)
+    monkeypatch.setattr("tempfile.TemporaryFile", None)  # would fail
+    table, spilling = made(), SpillingTable()
+    assert memory_mapped(table) is table
+    spilling.add(table)
+    pd.testing.assert_frame_equal(spilling.table(), table)
 
 
 def test_files_have_no_name_and_end_with_the_table(on_disk, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    table = mapped.mapped(made())
+    table = memory_mapped(made())
     assert os.listdir(tmp_path) == []
-    assert len(_open_below(tmp_path)) == 1
-    mapped.let_go()
+    assert len(open_below(tmp_path)) == 1
+    mapped.drop_page_cache()
     pd.testing.assert_frame_equal(table, made())
     del table
     gc.collect()
-    assert _open_below(tmp_path) == []
+    assert open_below(tmp_path) == []
 
 
-def _open_below(folder):
+def open_below(folder):
     """Files below a folder that this process holds open, with or without a name."""
     found = []
     for number in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):
             found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:
-            continue
     return [path for path in found if path.startswith(str(folder))]
 
 
-def test_a_full_disk_is_told_with_its_folder(on_disk, monkeypatch):
-    class Full:
-        def seek(self, place):
-            pass
+def test_a_table_of_many_pieces_needs_two_open_files(on_disk, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    spilling = SpillingTable()
+    for _ in range(20):
+        spilling.add(made())
+    assert len(open_below(tmp_path)) == 1
+    table = spilling.table()
+    del spilling
+    gc.collect()
+    assert len(open_below(tmp_path)) == 1
+    assert all(is_mapped(table[name]) for name in table.columns)
 
+
+def test_a_full_disk_is_reported_with_its_folder(on_disk, monkeypatch):
+    class Full(io.BytesIO):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
-    with pytest.raises(StorageError, match="cannot be written"):
-        MappedColumns().add(made())
+    with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\).*free some space"):
+        memory_mapped(made())
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 100])
@@ -131,11 +139,16 @@ def test_rows_of_entries_are_those_that_pandas_finds(monkeypatch, block, names):
 
 
 def is_mapped(column):
-    """Whether a column's numbers lie in a mapped file."""
-    lies = column.to_numpy()
-    while isinstance(lies, np.ndarray):
-        lies = lies.base
-    return isinstance(getattr(lies, "obj", lies), mmap.mmap)
+    """Whether the numbers or characters of a column lie in a mapped temporary file, as the system sees it."""
+    if isinstance(column.dtype, np.dtype):
+        address = column.to_numpy().__array_interface__["data"][0]
+    else:
+        address = column.array.__arrow_array__().chunk(0).buffers()[2].address
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(edge, 16) for edge in line.split()[0].split("-"))
+        if first <= address < last:
+            return line.endswith("(deleted)")
+    return False
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, running_path, shard_path
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.run.engines.base import Finished, Task
 from qkscope.run.engines.worker import Worker
 from qkscope.run.events import Events
@@ -213,7 +213,7 @@ def test_status_sees_a_shard_that_is_only_being_added_up(plan, tmp_path):
 def test_tables_are_not_made_in_a_folder_that_somebody_holds(study, tmp_path):
     out = run_study(study, tmp_path / "out")
     before = (out / "qk.csv").stat().st_mtime_ns
-    with only_run(out):
+    with lock_folder(out):
         with pytest.raises(InputError, match="in use by another run"):
             analyze_folder(out, Events(), "x", components=2)
         with pytest.raises(InputError, match="in use by another run"):
@@ -230,7 +230,7 @@ def test_a_run_holds_its_folder_until_its_tables_are_there(study, tmp_path):
     class Looking(Events):
         def wrote(self, path):
             written.append(path)
-            with pytest.raises(InputError, match="in use by another run"), only_run(tmp_path / "out"):
+            with pytest.raises(InputError, match="in use by another run"), lock_folder(tmp_path / "out"):
                 pass
 
     run_study(study, tmp_path / "out", Looking())

@@ -12,7 +12,7 @@ import pytest
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.results.folder import merging_path, moments_path, shard_path, shards_folder
-from qkscope.results.lock import holding, only_run
+from qkscope.results.lock import lock_folder, try_lock
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_shard, run_study
 from qkscope.run.plan import make_plan
@@ -132,7 +132,7 @@ def test_a_changed_document_touches_its_own_shard_only(study, tmp_path, expected
 
 def test_two_runs_on_one_folder(study, tmp_path):
     with (
-        only_run(tmp_path / "out"),
+        lock_folder(tmp_path / "out"),
         pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()} "),
     ):
         run_study(study(), tmp_path / "out")
@@ -166,7 +166,7 @@ def test_of_two_shards_that_finish_together_one_merges(world, tmp_path):
     assert len(shards) == 2
     capture_shard(plan, 0, out, Events(), CaptureOptions())
     last = Thread(target=capture_shard, args=(plan, 1, out, Events(), CaptureOptions()))
-    with holding(merging_path(out, "one")) as taken:
+    with try_lock(merging_path(out, "one")) as taken:
         assert taken
         last.start()
         while not shard_path(out, "one", 1).exists():  # nothing is told between this and the lock that is taken

@@ -23,9 +23,8 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
-from qkscope.share.bundle import ExportSettings, export_results, files_in
-from qkscope.share.parquet import Shared, read_csv, write_parquet
-from qkscope.share.push import PushSettings, push_results
+from qkscope.share.export import export_results, files_in, read_typed_csv
+from qkscope.share.push import push_results
 from qkscope.share.trackers import log_results, steps_of
 from warm import run_warm
 
@@ -126,12 +125,10 @@ def test_trackers_that_are_not_there(results, tmp_path, monkeypatch):
 def test_tables_in_parquet_are_the_tables(results, tmp_path):
     import pyarrow.parquet as pq
 
+    export = export_results(results, tmp_path / "shared", archive=False, parquet=True)
+    exact = {"float_precision": "round_trip"}  # which earlier versions of pandas are not by themselves
     for path in sorted(results.glob("*.csv")):
-        shutil.copy(path, tmp_path)
-        ((written,), name) = write_parquet([Shared(path.name)], tmp_path), f"data/{path.stem}.parquet"
-        assert written == Shared(path.name, name)
-        found = pq.read_table(tmp_path / name).to_pandas()
-        exact = {"float_precision": "round_trip"}  # which earlier versions of pandas are not by themselves
+        found = pq.read_table(export / f"data/{path.stem}.parquet").to_pandas()
         expected = pd.read_csv(path, dtype={"model": str}, keep_default_na=False, na_values=[""], **exact)
         assert list(found.columns) == list(expected.columns)
         for name in expected.columns:
@@ -143,7 +140,7 @@ def test_tables_in_parquet_are_the_tables(results, tmp_path):
 
 def test_a_checkpoint_called_100_stays_a_word(tmp_path):
     (tmp_path / "t.csv").write_text("model,layer,r_q,label,empty\n100,0,0.5,,\n200,1,,x,\n")
-    table = read_csv(tmp_path / "t.csv")
+    table = read_typed_csv(tmp_path / "t.csv")
     assert table.to_pydict() == {
         "model": ["100", "200"], "layer": [0, 1], "r_q": [0.5, None], "label": ["", "x"], "empty": [None, None],
     }  # fmt: skip
@@ -165,7 +162,7 @@ def test_an_archive_holds_what_the_card_says_and_is_the_same_each_time(results, 
     assert files["qk"] == "data/qk.parquet"
     assert [config["config_name"] for config in front["configs"] if config.get("default")] == ["qk"]
     assert not [name for name in names if "moments" in name or "tokens" in name]
-    export_results(results, tmp_path / "again.zip", archive=True, settings=ExportSettings(parquet=True))
+    export_results(results, tmp_path / "again.zip", archive=True, parquet=True)
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "results-export.zip").read_bytes()
 
 
@@ -173,7 +170,7 @@ def test_a_viewer_can_load_every_table(results, tmp_path, monkeypatch):
     from datasets import load_dataset
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    export_results(results, tmp_path / "shared", archive=False, settings=ExportSettings(parquet=True))
+    export_results(results, tmp_path / "shared", archive=False, parquet=True)
     heads = load_dataset(str(tmp_path / "shared"), "qk", cache_dir=str(tmp_path / "cache"))["train"]
     assert len(heads) == len(pd.read_csv(results / "qk.csv"))
     with pytest.raises(InputError, match="is not empty"):
@@ -309,7 +306,7 @@ def test_a_push_makes_a_dataset_and_a_space_with_every_byte(results, tmp_path):
         ("dataset", "org/heads", True, None),
         ("space", "org/heads", True, "static"),
     ]
-    export = export_results(results, tmp_path / "shared", archive=False, settings=ExportSettings(parquet=True))
+    export = export_results(results, tmp_path / "shared", archive=False, parquet=True)
     expected = {name: (export / name).read_bytes() for name in files_in(export)}
     assert hub.commits["datasets"] == expected
     assert hub.commits["spaces"]["index.html"] == expected["report.html"]
@@ -342,9 +339,9 @@ def test_a_hub_that_refuses_is_explained(results, tmp_path, status):
 def test_pushes_that_are_wrong(results, finished, tmp_path):
     for repo in ("heads", "a/b/c", "../x", "a--b/c", ""):
         with pytest.raises(InputError, match="is not a repository id"):
-            push_results(results, PushSettings(repo), dry_run=True)
+            push_results(results, repo, dry_run=True)
     said = []
-    assert push_results(finished(), PushSettings("a/b", space=False), dry_run=True, report=said.append) == []
+    assert push_results(finished(), "a/b", space=False, dry_run=True, report=said.append) == []
     assert not [line for line in said if line.startswith("space")]
     assert [line for line in said if line.startswith("  report.html ")]  # nobody has drawn a report yet
 

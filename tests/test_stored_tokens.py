@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from qkscope.cli.main import main
-from qkscope.documents import stored, tokens
+from qkscope.documents import tokens
 from qkscope.documents.encode import Encoder
-from qkscope.documents.stored import load_corpus, store_corpus, tokens_key
-from qkscope.documents.tokens import survey
+from qkscope.documents.tokens import load_corpus, survey, tokens_key
 from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study
@@ -48,8 +47,7 @@ def read(monkeypatch):
             seen.append(document.name)
             yield document
 
-    for room in (tokens, stored):
-        monkeypatch.setattr(room, "read_documents", reading)
+    monkeypatch.setattr(tokens, "read_documents", reading)
     return seen
 
 
@@ -165,7 +163,7 @@ def kept(tmp_path):
         (tmp_path / f"{number}.txt").write_text("".join(chr(97 + (number + i) % 26) for i in range(length)))
     aged(tmp_path)
     corpus = survey(SETTINGS, tmp_path, byte_tokenizer(), [5, 8], key=KEY)
-    store_corpus(corpus, corpus.kept, tmp_path / "kept.tokens")
+    corpus.stored_at(tmp_path / "kept.tokens")
     return tmp_path / "kept.tokens"
 
 
@@ -178,10 +176,10 @@ def test_what_is_loaded_is_what_was_surveyed(kept, read):
     assert read == []
     fresh = survey(SETTINGS, kept.parent, byte_tokenizer(), [5, 8])
     assert corpus.documents == fresh.documents
-    assert corpus.looked_for == fresh.looked_for
+    assert corpus.index.looked_for == fresh.index.looked_for
     for context in (5, 8):
-        windows = corpus.windows(NoTokenizer(), context, corpus.usable(context))
-        expected = fresh.windows(byte_tokenizer(), context, fresh.usable(context))
+        windows = corpus.windows(NoTokenizer(), context, corpus.choose(context).documents)
+        expected = fresh.windows(byte_tokenizer(), context, fresh.choose(context).documents)
         for one, other in zip(windows, expected, strict=True):
             assert (one.index, one.name) == (other.index, other.name)
             np.testing.assert_array_equal(one.ids, other.ids)
@@ -207,7 +205,7 @@ def test_a_text_that_changed_within_the_same_moment_is_noticed(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("before")
     corpus = survey(SETTINGS, tmp_path, byte_tokenizer(), [5], key=KEY)
-    store_corpus(corpus, corpus.kept, tmp_path / "kept.tokens")
+    corpus.stored_at(tmp_path / "kept.tokens")
     time = path.stat().st_mtime_ns
     path.write_text("behind")
     os.utime(path, ns=(time, time))
@@ -220,10 +218,11 @@ def test_files_that_were_copied_are_read_but_not_tokenized(kept, read, encoded):
     assert read == ["0.txt", "1.txt", "2.txt", "3.txt"]
     assert [len(w.ids) for w in corpus.windows(NoTokenizer(), 8, [0, 1])] == [8, 8]
     assert not corpus.stored
-    again = store_corpus(corpus, corpus.kept, kept)  # what a run does then
+    again = corpus.stored_at(kept)  # what a run does then
     read.clear()
     assert load(kept).stored
-    assert again.there
+    assert again.kept.there
+    assert again.stored_at(kept) is again
     assert (read, encoded) == ([], [])
 
 
@@ -248,7 +247,7 @@ def test_no_truncation_and_no_flipped_bit_gets_through(kept):
         kept.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
         corpus = load(kept)
         with pytest.raises(StorageError, match=r"is damaged, .* delete it"):
-            [list(corpus.windows(NoTokenizer(), context, corpus.usable(context))) for context in (5, 8)]
+            [list(corpus.windows(NoTokenizer(), context, corpus.choose(context).documents)) for context in (5, 8)]
 
 
 def test_a_missing_file_is_no_news(tmp_path):

@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -174,9 +175,13 @@ SPOKEN = [
 ]
 
 
-@pytest.mark.parametrize("path", SPOKEN, ids=lambda path: path.name)
-def test_old_words_are_gone(path):
-    assert [found[0] for found in OLD.finditer(text(path))] == []
+def violations(rule: Callable[[Path], list[str]], paths: Iterable[Path]) -> dict[str, list[str]]:
+    """What breaks a rule, by file."""
+    return {name(path): broken for path in paths if (broken := rule(path))}
+
+
+def test_old_words_are_gone():
+    assert violations(lambda path: [match[0] for match in OLD.finditer(text(path))], SPOKEN) == {}
 
 
 def test_the_test_of_old_words_would_notice():
@@ -226,35 +231,53 @@ def test_every_room_has_its_line_in_the_architecture():
     assert {room for room in rooms if f"| `{room}` |" not in page} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page):
+def broken_links(page: Path) -> list[str]:
+    """Links of a page to files or headings that are not there."""
+    broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text(page)):
         place, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", place):
             continue
         path = (page.parent / place).resolve() if place else page
-        assert path.exists(), target
-        if anchor:
-            titles = re.findall(r"^#+ (.*)$", text(path), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+        titles = re.findall(r"^#+ (.*)$", text(path), re.MULTILINE) if anchor and path.exists() else []
+        anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+        if not path.exists() or (anchor and anchor not in anchors):
+            broken.append(target)
+    return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_tests_that_a_page_names_exist(page):
+def test_links_lead_somewhere():
+    assert violations(broken_links, PAGES) == {}
+
+
+def test_tests_that_a_page_names_exist():
     there = {found for path in ROOT.glob("tests/*.py") for found in re.findall(r"def (test_\w+)", text(path))}
     there |= {path.stem for path in ROOT.glob("tests/*.py")}
     there.add("test_the_mean_query_of_three_four_is_five_long")  # the example of CONTRIBUTING.md
-    assert {found for found in re.findall(r"\btest_\w+\b(?!\.py)", text(page)) if found not in there} == set()
+
+    def missing(page: Path) -> list[str]:
+        return sorted(set(re.findall(r"\btest_\w+\b(?!\.py)", text(page))) - there)
+
+    assert violations(missing, PAGES) == {}
 
 
 MODULE = re.compile(r"`(?:src/)?(?:qkscope/)?([a-z_]+(?:/[a-z_]+)*\.(?:py|js))`")
+HOMES = (PACKAGE, ROOT, PACKAGE / "page", ROOT / "tests", ROOT / "benchmarks")
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
-def test_modules_that_a_page_names_exist(page):
-    for place in MODULE.findall(text(page)):
-        homes = [each / place for each in (PACKAGE, ROOT, PACKAGE / "page", ROOT / "tests", ROOT / "benchmarks")]
-        assert any(home.is_file() for home in homes), place
+def test_modules_that_a_page_names_exist():
+    def missing(page: Path) -> list[str]:
+        return [place for place in MODULE.findall(text(page)) if not any((home / place).is_file() for home in HOMES)]
+
+    assert violations(missing, CURRENT) == {}
+
+
+def test_the_tests_of_pages_would_notice(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("# Two Words\n[a](#two-words) [b](#three) [c](gone.md) [d](https://example.org#x)")
+    assert violations(broken_links, [page]) == {"page.md": ["#three", "gone.md"]}
 
 
 # --- commands ---------------------------------------------------------------------------------------
@@ -269,10 +292,15 @@ def commands(written: str) -> list[list[str]]:
     return found
 
 
-def require_parsed(arguments: list[str], capsys) -> None:
-    with contextlib.suppress(SystemExit):
-        build_parser().parse_args(arguments)
-    assert capsys.readouterr().err == "", arguments
+def refused(written: list[list[str]], capsys) -> list[str]:
+    """The commands that the command line does not take."""
+    broken = []
+    for arguments in written:
+        with contextlib.suppress(SystemExit):
+            build_parser().parse_args(arguments)
+        if capsys.readouterr().err:
+            broken.append(shlex.join(arguments))
+    return broken
 
 
 COMMANDS = (
@@ -281,23 +309,27 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_examples_in_the_help_of_a_command_are_commands(command, capsys):
-    with pytest.raises(SystemExit):
-        build_parser().parse_args([command, "--help"])
-    examples = commands(capsys.readouterr().out.partition("\nexample")[2])
-    assert examples
-    assert command in {example[0] for example in examples}
-    for example in examples:
-        require_parsed(example, capsys)
+def test_examples_in_the_help_of_a_command_are_commands(capsys):
+    broken = {}
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([command, "--help"])
+        examples = commands(capsys.readouterr().out.partition("\nexample")[2])
+        if command not in {example[0] for example in examples}:
+            broken[command] = ["no example of it"]
+        elif wrong := refused(examples, capsys):
+            broken[command] = wrong
+    assert broken == {}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name)
-def test_commands_in_the_docs_are_commands(page, capsys):
-    fences = re.findall(r"^```(?:sh)?\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
-    indented = re.findall(r"^    .*$", text(page), re.MULTILINE)
-    for command in commands("\n".join([*fences, *indented])):
-        require_parsed(command, capsys)
+def test_commands_in_the_docs_are_commands(capsys):
+    def wrong(page: Path) -> list[str]:
+        fences = re.findall(r"^```(?:sh)?\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+        indented = re.findall(r"^    .*$", text(page), re.MULTILINE)
+        return refused(commands("\n".join([*fences, *indented])), capsys)
+
+    assert violations(wrong, CURRENT) == {}
+    assert refused([["run"], ["status", "x"]], capsys) == ["run"]
 
 
 if __name__ == "__main__":

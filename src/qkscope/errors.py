@@ -1,8 +1,8 @@
 """Errors that a user can act on.
 
-Inside the package code raises briefly; each boundary (study, documents, checkpoint, file) adds where it
-happened. What to do about it is said in the words of whoever meets the error: Python shows arguments, the command line
-shows flags. It prints the message alone and exits with `exit_code`.
+Inside the package code raises briefly; each boundary (study, documents, checkpoint, file) adds where it happened.
+Advice comes in two forms: for Python with arguments, for the command line with flags. The command line prints the
+message alone and exits with `exit_code`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class QkscopeError(Exception):
         return "; ".join([super().__str__(), *(each.command for each in self.advice)])
 
     def advised(self, *, python: str, command: str) -> Self:
-        """The same error, which also says what to do: in Python, and on the command line."""
+        """The same error with advice, for Python and for the command line."""
         return self._again(super().__str__(), (*self.advice, Advice(python, command)))
 
     def within(self, where: str) -> Self:
@@ -113,7 +113,7 @@ class TableError(InputError):
 
 
 class QkscopeWarning(UserWarning):
-    """Something is undefined or unusual but the run can go on; the message says what and why."""
+    """Something is undefined or unusual but the run can go on; the message states what and why."""
 
 
 @contextmanager
@@ -135,12 +135,12 @@ def panics_raised() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The class is made anew by each library and can be imported from none.
+        # Each library defines this class anew, and none exports it.
         if type(error).__name__ != "PanicException" or isinstance(error, Exception):
             raise
         raise LibraryPanic(str(error)) from error
 
 
 def first_line(error: BaseException) -> str:
-    """What somebody else's error says, short enough to be part of a message; its type where it says nothing."""
+    """The first line of another library's error, short enough to be part of a message; its type if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,7 +1,7 @@
 """Files that are there whole or not at all: written under a temporary name, made durable, then renamed.
 
-They are made as the user's umask says. Whoever writes a temporary file holds a lock on it, so that what a killed
-process left behind can be told from what somebody is writing now.
+Their permissions follow the user's umask. A temporary file is locked while it is written, which distinguishes it from
+what a killed process left behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write; it takes the name `path` when the block is left without an error."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = _new_beside(path)
+        descriptor, temporary = new_beside(path)
         try:
             yield temporary
             if not is_at(descriptor, temporary):  # a library that renames a file of its own would lose lock and rights
@@ -42,12 +42,15 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def _new_beside(path: Path) -> tuple[int, Path]:
-    """A new file next to `path`, locked by us; the system gives it the rights that the umask leaves."""
+def new_beside(path: Path, *, folder: bool = False) -> tuple[int, Path]:
+    """A new file or folder next to `path`, locked by us; the system gives it the rights that the umask leaves."""
     while True:
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
         with suppress(FileExistsError):
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, 0o666)
+            if folder:
+                temporary.mkdir()
+            flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(temporary, flags | NO_FOLLOW | BINARY, 0o666)
             claim(descriptor, alone=True)
             if is_at(descriptor, temporary):
                 return descriptor, temporary
@@ -86,7 +89,7 @@ def temporary_of(name: str) -> str | None:
 
 
 def is_abandoned(temporary: Path) -> bool:
-    """Whether nobody writes this temporary file any more; never where that cannot be known."""
+    """Whether no process is writing this temporary file any more; False if that cannot be known."""
     try:
         descriptor = os.open(temporary, os.O_RDONLY | NO_FOLLOW | NO_WAIT | BINARY)
     except OSError:
@@ -99,7 +102,7 @@ def is_abandoned(temporary: Path) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say which file could not be written and what to do, where the system only says why."""
+    """Turn the system's error into one that names the file and what to do."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Files that anybody may have written: opened without waiting, only if they are plain files, read up to a limit.
+"""Untrusted files: opened without waiting, only if they are plain files, and read up to a limit.
 
 A pipe would keep a reader waiting for ever, a device or a sparse file would fill its memory, JSON may nest without end
 or hold numbers of a million digits. What cannot be read within bounds is `Unreadable`; the message does not name the
-file, because whoever asked for it knows what it was for.
+file, because the caller knows what it was for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from qkscope.errors import InputError
 
@@ -157,7 +157,7 @@ def _require_bounded(parsed: Any) -> None:
     level, depth = [parsed], 0
     while level:
         if depth > DEEPEST:
-            _too_deep()
+            raise ValueError(f"is nested more than {DEEPEST} levels deep")
         inner: list[Any] = []
         for value in level:
             members = [*value, *value.values()] if isinstance(value, dict) else value
@@ -167,7 +167,3 @@ def _require_bounded(parsed: Any) -> None:
                 elif isinstance(member, dict | list):
                     inner.append(member)
         level, depth = inner, depth + 1
-
-
-def _too_deep() -> NoReturn:
-    raise ValueError(f"is nested more than {DEEPEST} levels deep")

@@ -18,7 +18,6 @@ KINDS: tuple[StudyKind, ...] = ("checkpoints", "seeds", "models")
 CHECKPOINTS, SEEDS, MODELS = KINDS
 
 NOUNS: dict[StudyKind, str] = {"checkpoints": "checkpoint", "seeds": "seed", "models": "model"}
-MODELS_SAID = 'write `kind: models` in the study, or kind="models"'
 _READ_AS: dict[StudyKind, str] = {
     "checkpoints": "checkpoints of one training run, in this order",
     "seeds": "seeds of one architecture",
@@ -43,27 +42,23 @@ class Architecture(NamedTuple):
         return ", ".join(part for part in parts if part) or "architecture not recorded"
 
     @classmethod
-    def of_layers(cls, model_type: object, n_layers: int, layers: Iterable[LayerFacts]) -> Architecture:
+    def of_layers(cls, model_type: object, n_layers: object, layers: Iterable[LayerFacts]) -> Architecture:
         """The architecture of a model whose layers are known."""
-        heads = tuple(sorted((f.layer, f.q_heads, f.kv_heads, f.head_dim) for f in layers))
-        return cls(model_type if isinstance(model_type, str) else None, n_layers, heads)
+        return cls(
+            model_type if isinstance(model_type, str) else None,
+            n_layers if isinstance(n_layers, int) and not isinstance(n_layers, bool) else None,
+            tuple(sorted((f.layer, f.q_heads, f.kv_heads, f.head_dim) for f in layers)) or None,
+        )
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Architecture:
         """The architecture that a checkpoint's provenance records, as far as it does."""
-        model_type, n_layers, layers = (record.get(key) for key in ("model_type", "n_layers", "layers"))
-        heads = None
-        if isinstance(layers, list) and layers:
-            try:
-                facts = [LayerFacts.from_json(entry) for entry in layers]
-                heads = tuple(sorted((f.layer, f.q_heads, f.kv_heads, f.head_dim) for f in facts))
-            except (TypeError, ValueError):
-                heads = None
-        return cls(
-            model_type if isinstance(model_type, str) else None,
-            n_layers if isinstance(n_layers, int) and not isinstance(n_layers, bool) else None,
-            heads,
-        )
+        layers = record.get("layers")
+        try:
+            facts = [LayerFacts.from_json(entry) for entry in layers] if isinstance(layers, list) else []
+        except (TypeError, ValueError):
+            facts = []
+        return cls.of_layers(record.get("model_type"), record.get("n_layers"), facts)
 
 
 def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> bool:
@@ -73,7 +68,7 @@ def differ(architectures: Sequence[Architecture], *, with_type: bool = True) -> 
 
 
 def kind_of(runs: Sequence[str | None]) -> StudyKind:
-    """How entries are read where nothing says it: seeds if they name several runs, else checkpoints of one.
+    """The kind of entries if none is given: seeds if they name several runs, else checkpoints of one run.
 
     What their layers look like decides nothing: `require_kind` refuses entries that cannot be checkpoints or seeds.
     """
@@ -92,7 +87,10 @@ def require_kind(kind: StudyKind | None, entries: Sequence[tuple[str, Architectu
         if kind is None:
             raise InputError(
                 f"{between} are of different architectures, and nothing says what the entries are to each other"
-            ).advised(command="write `kind: models` in the study, or give --kind models to analyze", python=MODELS_SAID)
+            ).advised(
+                command="write `kind: models` in the study, or give --kind models to analyze",
+                python='write `kind: models` in the study, or kind="models"',
+            )
         raise InputError(f"kind: {kind}, but {between} differ in their layers, heads or widths; use `kind: models`")
 
 

@@ -32,7 +32,7 @@ from qkscope.lenses.ablation.table import FILE as HEADS_FILE
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, results_file
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.remove import remove_head_table, remove_other_ablations
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Finished, Job, Noted, Report, Task
@@ -95,7 +95,7 @@ def ablate_study(
     folder, plan = _planned(study, out, events, options)
     heads = known_heads(folder, ablated=not options.replace)
     now = Request(settings, command, plan_ablation(plan, folder, settings, heads))
-    with only_run(folder):
+    with lock_folder(folder):
         _run(now.works, folder, events, options)
         before = [] if options.replace else _earlier(plan, folder, settings, heads, events)
         _write([*before, now], plan, folder)

@@ -57,13 +57,14 @@ def add_push(commands: Any) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """`qkscope export`."""
-    from qkscope.share.bundle import ExportSettings, export_results
+    from qkscope.share.export import export_results
 
     name = Path(options.results).resolve().name
     out = Path(options.out) if options.out else Path(f"{name}-export{'.zip' if options.zip else ''}")
     _tell("writing tables and page ...")
-    settings = ExportSettings(options.with_text, options.parquet)
-    written = export_results(options.results, out, archive=options.zip, settings=settings, report=_tell)
+    written = export_results(
+        options.results, out, archive=options.zip, with_text=options.with_text, parquet=options.parquet, report=_tell
+    )
     print(f"export: {written}")
     return 0
 
@@ -74,10 +75,18 @@ def _tell(line: str) -> None:
 
 def push(options: argparse.Namespace) -> int:
     """`qkscope push`."""
-    from qkscope.share.push import PushSettings, push_results
+    from qkscope.share.push import push_results
 
-    settings = PushSettings(options.repo, not options.no_space, options.private, options.message, options.with_text)
-    addresses = push_results(options.results, settings, dry_run=options.dry_run, report=_tell)
+    addresses = push_results(
+        options.results,
+        options.repo,
+        space=not options.no_space,
+        private=options.private,
+        message=options.message,
+        with_text=options.with_text,
+        dry_run=options.dry_run,
+        report=_tell,
+    )
     for address in addresses:
         print(f"uploaded: {address}")
     return 0

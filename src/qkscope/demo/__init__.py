@@ -2,7 +2,7 @@
 
 `prepare_demo` turns the Python standard library into ten checkpoints, held-out documents and a study file; the
 ordinary `run` path takes it from there. About two minutes on two cores; a second call reuses what is there.
-Only `train` and `tokenizer` need torch and transformers, and they load them when they are called.
+Only `train` needs torch and transformers; it is imported when there is something to train.
 """
 
 from qkscope.demo.prepare import prepare_demo

@@ -39,11 +39,6 @@ class LibraryFile:
         """Whether the later phases read it too."""
         return self.path.split("/")[0] not in BROAD_ONLY_FOLDERS
 
-    @property
-    def module(self) -> str:
-        """`email/message.py` as `email.message`."""
-        return self.path.removesuffix(".py").replace("/", ".")
-
 
 @dataclass(frozen=True)
 class SourceText:
@@ -51,11 +46,6 @@ class SourceText:
 
     source: LibraryFile
     text: str
-
-    @property
-    def file_name(self) -> str:
-        """The document's file, named after its module."""
-        return f"{self.source.module}.txt"
 
 
 @dataclass(frozen=True)
@@ -76,6 +66,12 @@ class DemoCorpus:
         for text in (*(source.text for source in self.training), *(document.text for document in self.documents)):
             digest.update(hashlib.sha256(text.encode()).digest())
         return digest.hexdigest()[:16]
+
+    def write_documents(self, folder: Path) -> None:
+        """One UTF-8 text file per document, named after its module: `email.message.txt`."""
+        for document in self.documents:
+            module = document.source.path.removesuffix(".py").replace("/", ".")
+            (folder / f"{module}.txt").write_bytes(document.text.encode())
 
 
 def split_library(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
@@ -100,7 +96,7 @@ def read_sources(library: Path) -> list[LibraryFile]:
     """The library's sources sorted by name, each text once: a copy elsewhere must not leak a held-out file."""
     sources = []
     seen: set[str] = set()
-    for path in sorted(source_files(library), key=lambda path: path.relative_to(library).as_posix()):
+    for path in sorted(_source_files(library), key=lambda path: path.relative_to(library).as_posix()):
         try:
             text = path.read_text(encoding="utf-8")  # universal newlines
         except (UnicodeDecodeError, OSError):
@@ -111,16 +107,15 @@ def read_sources(library: Path) -> list[LibraryFile]:
     return sources
 
 
-def source_files(library: Path) -> Iterator[Path]:
+def _source_files(library: Path) -> Iterator[Path]:
     """Every .py file that is part of the library; installed packages can be many, so they are not even listed."""
+
+    def wanted(names: list[str]) -> list[str]:
+        return [name for name in names if name not in SKIPPED_FOLDERS and not name.startswith(SKIPPED_PREFIXES)]
+
     for folder, subfolders, names in os.walk(library):
-        subfolders[:] = [name for name in subfolders if not skipped(name)]
-        yield from (Path(folder, name) for name in names if name.endswith(".py") and not skipped(name))
-
-
-def skipped(name: str) -> bool:
-    """Whether a file or folder of this name is left out."""
-    return name in SKIPPED_FOLDERS or name.startswith(SKIPPED_PREFIXES)
+        subfolders[:] = wanted(subfolders)
+        yield from (Path(folder, name) for name in wanted(names) if name.endswith(".py"))
 
 
 def excerpt(text: str, length: int, draw: random.Random) -> str:
@@ -128,9 +123,3 @@ def excerpt(text: str, length: int, draw: random.Random) -> str:
     start = text.rfind("\n", 0, draw.randrange(len(text) - length)) + 1
     end = text.find("\n", start + length)
     return text[start:] if end < 0 else text[start : end + 1]
-
-
-def write_documents(documents: tuple[SourceText, ...], folder: Path) -> None:
-    """One UTF-8 text file per document."""
-    for document in documents:
-        (folder / document.file_name).write_bytes(document.text.encode())

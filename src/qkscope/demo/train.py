@@ -11,20 +11,21 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import SmolLM3Config, SmolLM3ForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from qkscope.demo.corpus import DemoCorpus
 from qkscope.demo.settings import DemoCheckpoint, DemoProgress, DemoSettings, PhaseSettings
-from qkscope.demo.tokenizer import VOCABULARY, save_byte_tokenizer
 from qkscope.errors import QkscopeError
+
+VOCABULARY = 256  # bytes
 
 SaveCheckpoint = Callable[[DemoCheckpoint, Any], None]
 ReportProgress = Callable[[DemoProgress], None]
@@ -37,7 +38,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = SmolLM3ForCausalLM(model_config(settings, settings.phases[0]))
-    clock = _Clock(settings, progress)
+    steps, tokens, started = 0, 0, time.perf_counter()
     draw = np.random.default_rng(settings.seed)
     optimizer = make_optimizer(model, settings)
     for phase, start, stop in settings.spans():
@@ -50,7 +51,10 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(phase, step, start, stop)
             loss = training_step(model, optimizer, sample_batch(text, phase, draw), settings.clip_norm)
-            clock.tick(phase, due[0], loss)
+            steps, tokens = steps + 1, tokens + phase.sequences * phase.context
+            if progress is not None:
+                speed = tokens / (time.perf_counter() - started)
+                progress(DemoProgress(steps, settings.total_steps, phase.title, due[0].name, loss, speed))
             if step == due[0].step:
                 save(due.pop(0), model)
 
@@ -77,7 +81,7 @@ def model_config(settings: DemoSettings, phase: PhaseSettings) -> SmolLM3Config:
 
 
 def with_phase_config(model: Any, settings: DemoSettings, phase: PhaseSettings) -> Any:
-    """The same weights under the phase's config: the rotary tables are made anew."""
+    """The same weights under the phase's config: the rotary tables are recomputed."""
     with torch.random.fork_rng(devices=[]):  # weights are drawn only to be replaced
         longer = SmolLM3ForCausalLM(model_config(settings, phase))
     longer.load_state_dict(model.state_dict())
@@ -142,31 +146,17 @@ def _no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-@dataclass
-class _Clock:
-    """Counts steps and tokens over all phases and tells the listener, if there is one."""
+def save_byte_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose tokens are bytes (token id = byte value) into `folder`, where AutoTokenizer finds it.
 
-    settings: DemoSettings
-    listener: ReportProgress | None
-    steps: int = 0
-    tokens: int = 0
-    started: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.total_steps = self.settings.total_steps
-        self.started = time.perf_counter()
-
-    def tick(self, phase: PhaseSettings, towards: DemoCheckpoint, loss: float) -> None:
-        self.steps += 1
-        self.tokens += phase.sequences * phase.context
-        if self.listener is not None:
-            self.listener(
-                DemoProgress(
-                    step=self.steps,
-                    total_steps=self.total_steps,
-                    phase=phase.title,
-                    checkpoint=towards.name,
-                    loss=loss,
-                    tokens_per_second=self.tokens / (time.perf_counter() - self.started),
-                )
-            )
+    It is byte-level BPE without merges, in transformers' own format, so the demo's checkpoints load like any other.
+    """
+    # The character that byte-level BPE writes for each byte: itself if it is printable, else one from 256 upwards.
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(VOCABULARY, 2 * VOCABULARY))
+    symbols = [chr(byte if byte in printable else next(others)) for byte in range(VOCABULARY)]
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(symbols)}, merges=[]))
+    # use_regex would cut the text into words first, which is of no use without merges.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False).save_pretrained(folder)

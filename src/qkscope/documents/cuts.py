@@ -7,7 +7,7 @@ tokenizer is built (`tokenizer.json` of the `tokenizers` library), step by step:
 1. *Added tokens* are found in the text first. None may contain a stop behind another character, so none spans a cut.
 2. The *normalizer* must work on both sides alone. All kinds that are listed do: they change single characters,
    or characters with the marks that follow them, and a stop is no mark; replacements must not span a letter and a stop.
-   What is made of the last letter is looked at in each text.
+   What becomes of the last letter is checked in each text.
 3. Either a *pre-tokenizer* splits at the cut, whatever follows. Expressions are known by their text: in none of
    `EXPRESSIONS` can a stop follow a letter within a match, nor is anything looked ahead for behind a letter. Each split
    is encoded alone, so the tokens before the cut are settled.
@@ -33,7 +33,7 @@ BYTE_SPACES = {" ": "Ġ", "\n": "Ċ"}  # how byte-level tokenizers write them
 # Letters in every version of Unicode, none of which is changed by the character before it.
 LETTERS = "A-Za-zÀ-ÖØ-öø-ÿĀ-ſΑ-ΡΣ-Ωα-ωА-яא-תؠ-يぁ-ゖァ-ヺ一-龥가-힣"
 LETTER = re.compile(f"[{LETTERS}]")
-TRIES = 32  # letters before a stop that are looked at from one place on
+TRIES = 32  # candidates for a cut that are tried from one place on
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

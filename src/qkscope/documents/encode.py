@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from qkscope.documents.cuts import Cuts, find_cuts
 from qkscope.errors import DocumentError, QkscopeError, panics_raised
 
-SpecialTokens = str  # default | none | bos, see the study schema
 MOST_CHARACTERS = 32  # of a token, on average: what is beyond is not tokenized
 FEWEST_TOKENIZED = 2**20  # characters that may always be tokenized
 CHARACTERS = 5  # of a token, as a first guess
@@ -33,9 +32,9 @@ class Tokenizer(Protocol):
 
 
 class Encoder:
-    """One tokenizer with special tokens as the study says."""
+    """One tokenizer with special tokens as set in the study: default, none or bos."""
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_tokens: str) -> None:
         self._tokenizer = tokenizer
         self._default = special_tokens == "default"
         self._before: list[int] = []
@@ -118,8 +117,3 @@ def _shared(one: list[int], other: list[int]) -> list[int]:
     """The ids with which both begin."""
     differing = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return one[: next(differing, min(len(one), len(other)))]
-
-
-def encode(tokenizer: Tokenizer, text: str, special_tokens: SpecialTokens) -> list[int]:
-    """All token ids of a text; special tokens only as the study says."""
-    return Encoder(tokenizer, special_tokens).whole(text)

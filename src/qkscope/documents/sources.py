@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field
 
 from qkscope.errors import DocumentError
 from qkscope.foreign import KINDS
@@ -31,28 +35,30 @@ MAX_COLUMN, MOST_COMPRESSED = 256 * 1024 * 1024, 100
 SHOWN = 200  # characters of column names in a message
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SourceFile:
     """A file as it was just before it was read."""
 
-    path: Path
-    size: int
-    changed: int  # nanoseconds, as the file system has it
+    name: Annotated[str, Field(max_length=4096)]  # by its place in the study's folder, if it is there
+    size: Annotated[int, Field(ge=0, le=2**50)]
+    changed: Annotated[int, Field(ge=-(2**63), lt=2**63)]  # nanoseconds, as the file system has it
 
     @classmethod
-    def of(cls, path: Path) -> SourceFile:
+    def of(cls, path: Path, folder: Path) -> SourceFile:
         """The file at this path."""
         try:
             state = path.stat()
         except OSError as error:
             raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
-        return cls(path, state.st_size, state.st_mtime_ns)
+        name = (path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()
+        if not name.isascii() and name != name.encode(errors="replace").decode():
+            raise DocumentError(f"{name!r}: the name of this file is not valid text; rename it")
+        return cls(name, state.st_size, state.st_mtime_ns)
 
-    @property
-    def unchanged(self) -> bool:
+    def is_unchanged(self, folder: Path) -> bool:
         """Whether the file is there with the same size and time."""
         try:
-            return SourceFile.of(self.path) == self
+            return SourceFile.of(folder / self.name, folder) == self
         except DocumentError:
             return False
 
@@ -121,9 +127,10 @@ def _not_a_file(pattern: str, path: Path) -> str:
     except OSError:
         kind = "a link to a file that does not exist"
     if kind == "a folder":
+        inside = pattern.rstrip("/")
         return (
-            f"{pattern!r} is a folder; name its files, for instance {_within(pattern)!r} or, with those in folders of "
-            f"it, {_within(pattern, '**')!r}"
+            f"{pattern!r} is a folder; name its files, for instance '{inside}/*' or, with those in folders of it, "
+            f"'{inside}/**/*'"
         )
     subject = repr(pattern) if pattern.endswith(path.name) else f"{pattern!r} matches {path.name!r}, which"
     return f"{subject} is {kind}; documents are plain files"
@@ -131,42 +138,27 @@ def _not_a_file(pattern: str, path: Path) -> str:
 
 def _hidden(path: Path, named: list[str]) -> bool:
     """Whether a part of the path starts with a dot that no part of the pattern stands for."""
-    return any(
-        part.startswith(".") and not any(fnmatchcase(part, each) for each in named)
-        for part in path.parts
-        if part != ".."
-    )
-
-
-def _within(pattern: str, *parts: str) -> str:
-    return "/".join([pattern.rstrip("/"), *parts, "*"])
-
-
-def name_of(path: Path, folder: Path) -> str:
-    """What a file is called: by its place in the study's folder, if it is there."""
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+    dotted = [part for part in path.parts if part.startswith(".") and part != ".."]
+    return not all(any(fnmatchcase(part, each) for each in named) for part in dotted)
 
 
 def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
     for path in matching_files(settings, folder):
-        name = name_of(path, folder)
-        file = SourceFile.of(path)
-        if path.suffix.lower() in JSON_LINES:
-            yield from _json_lines(file, name, settings.text)
-        elif path.suffix.lower() in PARQUET:
-            yield from _parquet(file, name, settings.text)
-        else:
-            yield _plain(file, name)
+        file = SourceFile.of(path, folder)
+        for place, text in _texts_in(path, settings.text):
+            yield Document(f"{file.name}{place}", text, file)
 
 
-def _plain(file: SourceFile, name: str) -> Document:
-    path = file.path
+def _texts_in(path: Path, column: str) -> Iterator[tuple[str, str]]:
+    """The texts of a file, each with its place there as names have it: `:3` for the third line."""
+    kind = path.suffix.lower()
     try:
-        if file.size > MAX_DOCUMENT:
-            raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
-        with path.open("rb") as contents:
-            text = _decoded(contents.read(MAX_TEXT + 1))
-        return Document(name, text.replace("\r\n", "\n").replace("\r", "\n"), file)
+        if kind in JSON_LINES:
+            yield from _json_lines(path, column)
+        elif kind in PARQUET:
+            yield from _parquet_rows(path, column)
+        else:
+            yield "", _plain_text(path)
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow documents.files"
@@ -175,7 +167,14 @@ def _plain(file: SourceFile, name: str) -> Document:
         raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def _decoded(contents: bytes) -> str:
+def _plain_text(path: Path) -> str:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_DOCUMENT:
+            raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
+        return _beginning(file.read(MAX_TEXT + 1)).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _beginning(contents: bytes) -> str:
     """The first MAX_TEXT bytes as text, without a last character that is cut in two."""
     if len(contents) <= MAX_TEXT:
         return contents.decode("utf-8")
@@ -185,49 +184,36 @@ def _decoded(contents: bytes) -> str:
     return contents[:end].decode("utf-8")
 
 
-def _json_lines(file: SourceFile, name: str, column: str) -> Iterator[Document]:
-    path = file.path
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), start=1):
-                if len(line) > MAX_LINE:
-                    raise DocumentError(
-                        f"{path}, line {number}: longer than {MAX_LINE:,} characters; is it one document?"
-                    )
-                if line.strip():
-                    yield Document(f"{name}:{number}", _json_text(path, number, line, column), file)
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
+def _json_lines(path: Path, column: str) -> Iterator[tuple[str, str]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE + 1), ""), start=1):
+            where = f"{path}, line {number}"
+            if len(line) > MAX_LINE:
+                raise DocumentError(f"{where}: longer than {MAX_LINE:,} characters; is it one document?")
+            if not line.strip():
+                continue
+            try:
+                row: Any = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DocumentError(f"{where}: not JSON ({error})") from None
+            if not isinstance(row, dict) or column not in row:
+                raise _no_column(where, column, row if isinstance(row, dict) else [type(row).__name__])
+            yield f":{number}", _text_of(row[column], where, column)
 
 
-def _json_text(path: Path, number: int, line: str, column: str) -> str:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"{path}, line {number}: not JSON ({error})") from None
-    if not isinstance(row, dict) or column not in row:
-        keys = _listed(row) if isinstance(row, dict) else type(row).__name__
-        raise DocumentError(f"{path}, line {number}: no text column {column!r} (there is: {keys}); set documents.text")
-    return _text_of(row[column], f"{path}, line {number}", column)
-
-
-def _parquet(file: SourceFile, name: str, column: str) -> Iterator[Document]:
+def _parquet_rows(path: Path, column: str) -> Iterator[tuple[str, str]]:
     import pyarrow
     import pyarrow.parquet
 
-    path = file.path
     try:
         table = pyarrow.parquet.ParquetFile(path)
-        columns = table.schema_arrow.names
-        if column not in columns:
-            raise DocumentError(f"{path}: no text column {column!r} (there is: {_listed(columns)}); set documents.text")
+        if column not in table.schema_arrow.names:
+            raise _no_column(path, column, table.schema_arrow.names)
         _require_text(table, path, column)
         # One row at a time: a dictionary can repeat one long text in every row of a small file.
         batches = table.iter_batches(batch_size=1, columns=[column], use_threads=False)
         for row, batch in enumerate(batches):
-            yield Document(f"{name}:{row}", _cell_text(batch.column(0)[0], f"{path}, row {row}", column), file)
+            yield f":{row}", _cell_text(batch.column(0)[0], f"{path}, row {row}", column)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DocumentError(f"{path}: not a readable parquet file ({str(error)[:SHOWN]})") from None
 
@@ -258,22 +244,19 @@ def _cell_text(cell: Any, where: str, column: str) -> str:
     cell = cell.value if isinstance(cell, pyarrow.DictionaryScalar) else cell
     if not cell.is_valid:
         return _text_of(None, where, column)
-    return _decoded(cell.as_buffer()[: MAX_TEXT + 1].to_pybytes())
+    return _beginning(cell.as_buffer()[: MAX_TEXT + 1].to_pybytes())
 
 
 def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:
-    rows, columns = _load_dataset(settings, folder)
-    if settings.text not in columns:
-        raise DocumentError(
-            f"dataset {settings.dataset}: no text column {settings.text!r} (there is: {_listed(columns)}); "
-            "set documents.text"
-        )
-    for number, row in enumerate(rows.select_columns([settings.text])):
-        where = f"dataset {settings.dataset}, row {number}"
-        yield Document(f"{settings.split}:{number}", _text_of(row[settings.text], where, settings.text))
+    rows, column = _load_dataset(settings, folder), settings.text
+    if column not in rows.column_names:
+        raise _no_column(f"dataset {settings.dataset}", column, rows.column_names)
+    for number, row in enumerate(rows.select_columns([column])):
+        text = _text_of(row[column], f"dataset {settings.dataset}, row {number}", column)
+        yield Document(f"{settings.split}:{number}", text)
 
 
-def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
+def _load_dataset(settings: Documents, folder: Path) -> Any:
     try:
         import datasets
     except ImportError:
@@ -284,10 +267,9 @@ def _load_dataset(settings: Documents, folder: Path) -> tuple[Any, list[str]]:
         # Such a name is a reader, of pickles among others, which would be given all files of the current folder.
         raise DocumentError(f"dataset {source} names a file format, not a dataset; use documents.files")
     try:
-        rows = datasets.load_dataset(source, settings.subset, split=settings.split, revision=settings.revision)
+        return datasets.load_dataset(source, settings.subset, split=settings.split, revision=settings.revision)
     except Exception as error:  # the library raises many kinds, each with the reason in its text
         raise DocumentError(f"dataset {settings.dataset} cannot be loaded: {type(error).__name__}: {error}") from error
-    return rows, list(rows.column_names)
 
 
 def _text_of(value: Any, where: str, column: str) -> str:
@@ -298,9 +280,10 @@ def _text_of(value: Any, where: str, column: str) -> str:
             value.encode("utf-8")
         except UnicodeEncodeError as error:  # JSON can spell half a character, which no tokenizer takes
             raise DocumentError(f"{where}: column {column!r} holds broken text ({error.reason})") from None
-    return value if len(value) <= MAX_TEXT // 4 else _decoded(value.encode("utf-8"))
+    return value if len(value) <= MAX_TEXT // 4 else _beginning(value.encode("utf-8"))
 
 
-def _listed(names: Iterable[object]) -> str:
-    shown = ", ".join(map(str, names))
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+def _no_column(where: object, column: str, names: Iterable[object]) -> DocumentError:
+    there = ", ".join(map(str, names))
+    there = there if len(there) <= SHOWN else f"{there[:SHOWN]}..."
+    return DocumentError(f"{where}: no text column {column!r} (there is: {there}); set documents.text")

@@ -1,42 +1,44 @@
 """Texts to token windows: each document that is long enough gives its first `context` tokens.
 
 A survey reads and tokenizes every document once per tokenizer, as far as the study's longest context needs it, and
-keeps the ids in a temporary file; a run then stores them with its results (`stored`), for whoever needs them next.
-Documents with the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow
-with the corpus. Where the file is not visible (a worker on another machine), or a document's file changed, documents
-are read and tokenized again and compared with the survey.
+keeps the ids in a temporary file; a run then stores them with its results for later commands. Documents with
+the same tokens count once (`Corpus.choose`). Windows are read one at a time, so memory does not grow with the corpus.
+Where the file is not visible (a worker on another machine), or a document's file changed, documents are read and
+tokenized again and compared with the survey.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.documents.encode import Encoder, Tokenizer
-from qkscope.documents.kept import ID, KeptTokens, TokenWriter
-from qkscope.documents.sources import Document, SourceFile, describe_source, read_documents
-from qkscope.errors import DocumentError, StorageError
+from qkscope.documents.sources import Document, SourceFile, describe_source, matching_files, read_documents
+from qkscope.documents.token_files import (
+    FORMAT,
+    ID,
+    KeptTokens,
+    TokenIndex,
+    TokenizedDocument,
+    TokenWriter,
+    read_tokens,
+    write_tokens,
+)
+from qkscope.errors import DocumentError, QkscopeWarning, StorageError
+from qkscope.foreign import Missing, Unreadable
 from qkscope.study.schema import Documents
 from qkscope.text import counted
 
-
-@dataclass(frozen=True)
-class Surveyed:
-    """A document as the survey saw it."""
-
-    name: str
-    digest: str  # of the text, all of it
-    tokens: int  # all there are, or as many as were looked for
-    prefixes: Mapping[int, str]  # digest of the first ids, for each context of the study that the document fills
-    file: SourceFile | None = None
-    start: int | None = None  # tokens of its first characters, see `Corpus.characters`; None where it has fewer
-    exact: bool = True  # whether its ids are certain to be those of the whole text, see `encode`
+FRESH = 2_000_000_000  # nanoseconds: a file that was so new when it was read may have changed without a new time
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,38 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class TokenWindow:
+    """The first tokens of one document."""
+
+    index: int
+    name: str
+    ids: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Corpus:
     """All documents of a study under one tokenizer; their ids are in a file, never all in memory."""
 
     settings: Documents
     folder: Path
-    documents: tuple[Surveyed, ...]
-    looked_for: int  # tokens: a document that has so many may have more
-    kept: KeptTokens | None = None
-    key: str = ""  # by which it is stored, see `stored`
-    begun: int = 0  # when its documents began to be read, in nanoseconds
+    index: TokenIndex
+    kept: KeptTokens | None = None  # None: the ids could not be written
     stored: bool = False  # whether `kept` is a file that holds all of this
-    characters: int | None = None  # how many `Surveyed.start` is about
+
+    @property
+    def documents(self) -> tuple[TokenizedDocument, ...]:
+        """The documents in order, as they were when they were tokenized."""
+        return self.index.documents
+
+    @property
+    def characters(self) -> int | None:
+        """Of how many characters at the start of each document the tokens are counted."""
+        return self.index.characters
+
+    @property
+    def key(self) -> str:
+        """By which its tokens are stored."""
+        return self.index.key
 
     @property
     def source(self) -> str:
@@ -77,15 +99,15 @@ class Corpus:
         Of documents whose first `context` tokens are the same, only the first counts: a copy is no further sample.
         """
         needed = max(context, self.settings.min_tokens or 0)
-        if needed > self.looked_for:
-            raise ValueError(f"{needed} tokens are asked for, but the survey counted only to {self.looked_for}")
+        if needed > self.index.looked_for:
+            raise ValueError(f"{needed} tokens are asked for, but the survey counted only to {self.index.looked_for}")
         first: dict[str, int] = {}
         duplicates = {}
-        for index, document in enumerate(self.documents):
+        for number, document in enumerate(self.documents):
             if document.tokens >= needed:
-                earlier = first.setdefault(document.prefixes[context], index)
-                if earlier != index:
-                    duplicates[index] = earlier
+                earlier = first.setdefault(document.prefixes[context], number)
+                if earlier != number:
+                    duplicates[number] = earlier
         if not first:
             longest = max(self.documents, key=lambda document: document.tokens)
             raise DocumentError(
@@ -95,26 +117,23 @@ class Corpus:
             )
         return Choice(list(first.values()), duplicates)
 
-    def usable(self, context: int) -> list[int]:
-        """Indices of the documents that fill a context, each sequence of tokens once."""
-        return self.choose(context).documents
-
     def window_of_characters(self, indices: Sequence[int]) -> int:
         """How many tokens the first `characters` of these documents are on average, rounded.
 
-        Each text is cut after so many characters and tokenized by itself, special tokens included.
+        Each text is cut after so many characters and tokenized alone, special tokens included.
         """
-        short = [self.documents[index] for index in indices if self.documents[index].start is None]
-        if short:
+        counts = [self.documents[index].start for index in indices]
+        if None in counts:
             raise DocumentError(
-                f"{short[0].name} has fewer than the {counted(self.characters or 0, 'character')} of common_window; "
-                "give longer documents or fewer characters"
+                f"{self.documents[indices[counts.index(None)]].name} has fewer than the "
+                f"{counted(self.characters or 0, 'character')} of common_window; give longer documents or fewer "
+                "characters"
             )
-        return round(float(np.mean([self.documents[index].start for index in indices])))
+        return round(float(np.mean([count for count in counts if count is not None])))
 
     def tokens_fingerprint(self, context: int, indices: Sequence[int] | None = None) -> str:
         """sha256 of what a checkpoint with this context is shown of all usable documents, or of some: nothing else."""
-        chosen = self.usable(context) if indices is None else indices
+        chosen = self.choose(context).documents if indices is None else indices
         return _digest_of([str(context), *(f"{i} {self.documents[i].prefixes[context]}" for i in chosen)])
 
     def windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
@@ -123,8 +142,9 @@ class Corpus:
         Kept ids are used if every file that the documents came from has the size and time that it had before. Rows of a
         dataset, which lie in a cache, are taken to be the same.
         """
-        files = {self.documents[index].file for index in indices}
-        if self.kept is not None and self.kept.there and all(file is None or file.unchanged for file in files):
+        numbers = {self.documents[index].file for index in indices} - {None}
+        files = [self.index.files[number] for number in numbers if number is not None]
+        if self.kept is not None and self.kept.there and all(file.is_unchanged(self.folder) for file in files):
             return self._kept_windows(self.kept, context, indices)
         return self._read_windows(tokenizer, context, indices)
 
@@ -132,7 +152,7 @@ class Corpus:
         for index in sorted(set(indices)):
             document = self.documents[index]
             ids = kept.ids(index, context)
-            if _ids_digest(ids) != document.prefixes[context]:
+            if _digest_of_ids(ids) != document.prefixes[context]:
                 raise StorageError(
                     f"{kept.path} is damaged, or was changed while the study was running: delete it and start again"
                 )
@@ -146,8 +166,9 @@ class Corpus:
                 continue
             if document.digest != self.documents[index].digest:
                 raise DocumentError(f"{document.name} changed while the study was running; start again")
-            ids = np.asarray(encoder.first(document.text, self.looked_for, document.name)[:context], dtype=np.int64)
-            if _ids_digest(ids) != self.documents[index].prefixes[context]:
+            start = encoder.first(document.text, self.index.looked_for, document.name)[:context]
+            ids = np.asarray(start, dtype=np.int64)
+            if _digest_of_ids(ids) != self.documents[index].prefixes[context]:
                 raise DocumentError(
                     f"{document.name}: the tokenizer encodes it differently from when the study began; use the same "
                     "versions of the tokenizer and its libraries everywhere, and start again"
@@ -159,14 +180,11 @@ class Corpus:
         if wanted:
             raise DocumentError(f"{counted(len(wanted), 'document')} vanished while the study was running; start again")
 
-
-@dataclass(frozen=True)
-class TokenWindow:
-    """The first tokens of one document."""
-
-    index: int
-    name: str
-    ids: NDArray[np.int64]
+    def stored_at(self, path: Path) -> Corpus:
+        """The corpus with its ids and index written to `path`; as it is where they are stored, or were not kept."""
+        if self.stored or self.kept is None or not self.kept.there:
+            return self
+        return replace(self, kept=write_tokens(path, self.kept, self.index), stored=True)
 
 
 def survey(
@@ -175,50 +193,101 @@ def survey(
     tokenizer: Tokenizer,
     contexts: Iterable[int],
     seen: Callable[[Document], None] = lambda document: None,
-    keep_in: Path | None = None,
     key: str = "",
     characters: int | None = None,
 ) -> Corpus:
     """Read every document once and tokenize it as far as `contexts` (and `min_tokens`) need.
 
-    The ids are kept in a temporary file, or in the file `keep_in`, which then stays. With `characters`, the tokens of
-    each document's first so many characters are counted, too.
+    The ids are kept in a temporary file. With `characters`, the tokens of each document's first so many characters are
+    counted, too.
     """
-    lengths = sorted(set(contexts))
-    looked_for = max(*lengths, settings.min_tokens or 0, 1)
+    lengths, least = sorted(set(contexts)), settings.min_tokens or 0
+    looked_for = max(*lengths, least, 1)
     encoder = Encoder(tokenizer, settings.special_tokens)
     documents, begun = [], time.time_ns()
-    with TokenWriter(keep_in) as writer:
+    files: dict[SourceFile, int] = {}  # each with its number
+    with TokenWriter() as writer:
         for document in read_documents(settings, folder):
             ids, exact = encoder.start(document.text, looked_for, document.name)
-            shown = [length for length in lengths if max(length, settings.min_tokens or 0) <= len(ids)]
+            shown = [length for length in lengths if max(length, least) <= len(ids)]
             writer.append(ids[: max(shown, default=0)])
-            prefixes = _prefix_digests(ids, shown)
-            start = _start(encoder, document.text, characters)
-            documents.append(Surveyed(document.name, document.digest, len(ids), prefixes, document.file, start, exact))
+            short = characters is None or len(document.text) < characters
+            documents.append(
+                TokenizedDocument(
+                    name=document.name,
+                    digest=document.digest,
+                    tokens=len(ids),
+                    prefixes={length: _digest_of_ids(ids[:length]) for length in shown},
+                    file=_number_of(document.file, files),
+                    start=None if short else len(encoder.whole(document.text[:characters])),
+                    exact=exact,
+                )
+            )
             seen(document)
         if not documents:
             raise DocumentError(f"no documents found in {describe_source(settings)}")
-        kept = writer.finish()
-        return Corpus(settings, folder, tuple(documents), looked_for, kept, key, begun, characters=characters)
+        index = TokenIndex(
+            documents=tuple(documents),
+            files=tuple(files),
+            looked_for=looked_for,
+            key=key,
+            begun=begun,
+            characters=characters,
+        )
+        return Corpus(settings, folder, index, writer.finish())
 
 
-def _start(encoder: Encoder, text: str, characters: int | None) -> int | None:
-    """Tokens of a text's first characters; None where it has fewer, or nobody asks."""
-    return None if characters is None or len(text) < characters else len(encoder.whole(text[:characters]))
+def _number_of(file: SourceFile | None, files: dict[SourceFile, int]) -> int | None:
+    """The number of a document's file, a new one for a new file."""
+    return None if file is None else files.setdefault(file, len(files))
 
 
-def _prefix_digests(ids: Sequence[int], lengths: Sequence[int]) -> dict[int, str]:
-    """Digests of the first ids, one for each of the growing lengths."""
-    digest, done, digests = hashlib.sha256(), 0, {}
-    for length in lengths:
-        digest.update(np.asarray(ids[done:length], dtype=ID).tobytes())
-        done, digests[length] = length, digest.hexdigest()
-    return digests
+def tokens_key(settings: Documents, tokenizer: str, contexts: Iterable[int], characters: int | None = None) -> str:
+    """What names the tokens of a study's documents: their settings, the tokenizer's digest and the study's contexts."""
+    facts = [FORMAT, settings.model_dump(mode="json"), tokenizer, sorted(set(contexts)), characters]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _ids_digest(ids: NDArray[np.int64]) -> str:
-    return hashlib.sha256(ids.astype(ID).tobytes()).hexdigest()
+def load_corpus(path: Path, key: str, settings: Documents, folder: Path) -> Corpus | None:
+    """The corpus of that key, if `path` holds it and the documents are still what they were; else None.
+
+    They are by the sizes and times of their files, or, where these do not tell, by their texts, which are then read
+    again but not tokenized.
+    """
+    try:
+        kept, index = read_tokens(path, key)
+    except Missing:
+        return None
+    except Unreadable as error:
+        warnings.warn(f"{path}: {error}; documents are tokenized again", QkscopeWarning, stacklevel=2)
+        return None
+    if _has_same_files(index, settings, folder):
+        return Corpus(settings, folder, index, kept, stored=True)
+    again = _with_same_texts(index, settings, folder)
+    return None if again is None else Corpus(settings, folder, again, kept)
+
+
+def _has_same_files(index: TokenIndex, settings: Documents, folder: Path) -> bool:
+    """Whether exactly these files are there with their sizes and times, which then tell."""
+    if settings.files is None:
+        return False  # a dataset does not say whether it changed
+    try:
+        here = [SourceFile.of(path, folder) for path in matching_files(settings, folder)]
+    except DocumentError:
+        return False  # reported where the documents are read
+    used = here if settings.limit is None else here[: len(index.files)]  # with a limit, the last ones were not read
+    return tuple(used) == index.files and all(file.changed <= index.begun - FRESH for file in used)
+
+
+def _with_same_texts(index: TokenIndex, settings: Documents, folder: Path) -> TokenIndex | None:
+    """The index with the files as they are now, if the texts of all documents are unchanged; nothing is tokenized."""
+    documents, begun = [], time.time_ns()
+    files: dict[SourceFile, int] = {}
+    for stored, document in zip_longest(index.documents, read_documents(settings, folder)):
+        if stored is None or document is None or (stored.name, stored.digest) != (document.name, document.digest):
+            return None
+        documents.append(replace(stored, file=_number_of(document.file, files)))
+    return index.model_copy(update={"documents": tuple(documents), "files": tuple(files), "begun": begun})
 
 
 def batches(
@@ -228,10 +297,10 @@ def batches(
     size = max(1, batch_tokens // context)
     waiting: dict[int, list[TokenWindow]] = {}
     for window in windows:
-        held = waiting.setdefault(group_of(window.index, groups), [])
-        held.append(window)
-        if len(held) == size:
-            yield waiting.pop(group_of(window.index, groups))
+        group = group_of(window.index, groups)
+        waiting.setdefault(group, []).append(window)
+        if len(waiting[group]) == size:
+            yield waiting.pop(group)
     for group in sorted(waiting):
         yield waiting[group]
 
@@ -239,6 +308,10 @@ def batches(
 def group_of(index: int, groups: int) -> int:
     """The document group of a document: round robin, so that it does not depend on how many there are."""
     return index % groups
+
+
+def _digest_of_ids(ids: Sequence[int] | NDArray[np.int64]) -> str:
+    return hashlib.sha256(np.asarray(ids, dtype=ID).tobytes()).hexdigest()
 
 
 def _digest_of(parts: Iterable[str]) -> str:

@@ -16,8 +16,8 @@ from qkscope.join.full_heads import ComparedHeads, compared_heads, has_window
 from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.results.entries import listed_names
+from qkscope.results.provenance import same_networks
 from qkscope.results.read import load_results
-from qkscope.results.twins import same_networks
 from qkscope.stats.noise import HeadPanel
 
 # What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each

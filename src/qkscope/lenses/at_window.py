@@ -24,7 +24,7 @@ from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
 from qkscope.results.folder import table_path
-from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entries, taken
+from qkscope.results.mapped import NO_ROWS, Rows, drop_page_cache, memory_mapped, rows_of_entries, select_rows
 from qkscope.results.read import Entries, Results, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
@@ -64,7 +64,7 @@ class AtWindow:
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._freedoms: dict[str, float] = {}
         known = heads.assign(**{FREEDOM: heads["model"].map({name: self.freedom(name) for name in present})})
-        self.heads = mapped(_derived(known, lenses))  # component 0, one row per head
+        self.heads = memory_mapped(_derived(known, lenses))  # component 0, one row per head
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
@@ -86,7 +86,7 @@ class AtWindow:
         for name in names:
             if name not in self._freedoms:
                 rows = (
-                    None if self.replicates is None else self.replicates.iloc[self._replicate_rows.get(name, NOWHERE)]
+                    None if self.replicates is None else self.replicates.iloc[self._replicate_rows.get(name, NO_ROWS)]
                 )
                 groups = [] if rows is None else replicate_groups(rows)
                 self._freedoms[name] = float(max(len(groups), FEWEST_GROUPS) - 1)
@@ -102,7 +102,7 @@ class AtWindow:
         """The heads, ready to be compared between entries."""
         draws = draw_tables(self.heads, self.replicates, self.derived)
         one_run, same = self.study.one_run, self.study.same_documents
-        heads = mapped(self.heads.assign(dominated=self._sides["dominated"]))
+        heads = memory_mapped(self.heads.assign(dominated=self._sides["dominated"]))
         return HeadPanel(heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
 
     def derived(self, rows: pd.DataFrame) -> pd.DataFrame:
@@ -123,13 +123,13 @@ class AtWindow:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        known = self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)].assign(**{FREEDOM: self.freedom(name)})
+        known = self.windows.iloc[self._windows_of_entry.get(name, NO_ROWS)].assign(**{FREEDOM: self.freedom(name)})
         derived = self.derived(known)
         # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
         rows = _by_window(self.with_kind(derived.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NOWHERE)])
+            without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NO_ROWS)])
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
@@ -153,7 +153,7 @@ class AtWindow:
             beside = table[KEY].merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
             beside = beside.merge(self._sides, on=KEY, how="left", validate="many_to_one").drop(columns=KEY)
             heads = table.assign(**{str(name): column.array for name, column in beside.items()})
-            heads = mapped(heads.assign(**self._averaged(file, heads)))
+            heads = memory_mapped(heads.assign(**self._averaged(file, heads)))
             means = self.head_tables.get(LAYER_MEANS_CSV)
             one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
             self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
@@ -231,7 +231,7 @@ class AtWindow:
         table = self.heads if file is None else self.table(file)
         if file not in self._entry_rows or self._entry_rows[file][0] is not table:
             self._entry_rows[file] = table, rows_of_entries(table["model"])
-        return table.iloc[self._entry_rows[file][1].get(name, NOWHERE)]
+        return table.iloc[self._entry_rows[file][1].get(name, NO_ROWS)]
 
     def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of any table of heads or layers with the kind of each layer."""
@@ -368,7 +368,7 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
         rows = read_head_table(results, table.file, table.names, table.key, table.texts)
         if rows is not None:
             by_file[table.file] = rows
-        let_go()
+        drop_page_cache()
     means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
     return by_file if means is None else {**by_file, LAYER_MEANS_CSV: means}
 
@@ -387,7 +387,7 @@ def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) ->
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     """A table's rows at the windows over which these heads were measured."""
-    return taken(table, (table["window"] == table["model"].map(windows_of(heads))).to_numpy())
+    return select_rows(table, (table["window"] == table["model"].map(windows_of(heads))).to_numpy())
 
 
 def windows_of(heads: pd.DataFrame) -> pd.Series[float]:
@@ -421,7 +421,7 @@ def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
             else:
                 write_csv(choice.table(summary.name), path)
             written.append(path)
-            let_go()
+            drop_page_cache()
     for name in set(summary_files()) - {path.name for path in written}:
         remove_table(folder, name)
     return written

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from qkscope.lenses.pca import orientation
-from qkscope.results.mapped import Gathered, in_blocks, rows_of_entries
+from qkscope.results.mapped import SpillingTable, in_blocks, rows_of_entries
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
 from qkscope.stats.significance import is_significant
 
@@ -42,7 +42,7 @@ def draw_tables(
         return []
     places = rows_of_entries(replicates["model"])
 
-    tables = [Gathered() for _ in groups]
+    tables = [SpillingTable() for _ in groups]
     for block in in_blocks(heads):
         there = [replicates.iloc[places[name]] for name in block["model"].unique() if name in places]
         rows = _joined(block, pd.concat(there) if there else replicates.iloc[:0])

@@ -16,7 +16,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import undecided
 from qkscope.lenses.draws import freedom_of
-from qkscope.results.mapped import Rows, in_blocks, let_go, rows_of_entries, taken
+from qkscope.results.mapped import Rows, drop_page_cache, in_blocks, rows_of_entries, select_rows
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
 KEY = ["model", "layer", "head"]
@@ -45,7 +45,7 @@ def joined_pieces(
     lenses = {file: _OfLens.of(table, rows) for file, table in tables.items()}
 
     def joined(block: pd.DataFrame) -> pd.DataFrame:
-        let_go()  # of the one before
+        drop_page_cache()  # of the one before
         for file, lens in lenses.items():
             block = block.merge(lens.rows(file, block), on=KEY, how="left", validate="one_to_one")
         return block
@@ -77,7 +77,7 @@ class _OfLens:
 
     @classmethod
     def of(cls, table: pd.DataFrame, heads: pd.DataFrame) -> _OfLens:
-        chosen = taken(table, (table["pc"] == 0).to_numpy()) if "pc" in table.columns else table
+        chosen = select_rows(table, (table["pc"] == 0).to_numpy()) if "pc" in table.columns else table
         own = [str(name) for name in chosen.columns if name not in (*IDENTITY_COLUMNS, *LAYER_COLUMNS)]
         whole = [name for name in own if pd.api.types.is_integer_dtype(chosen[name].dtype)]
         of_lens = cls(chosen, rows_of_entries(chosen["model"]), own, [])

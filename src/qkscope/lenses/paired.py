@@ -17,7 +17,7 @@ import pandas as pd
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.lenses.signs import is_turned, sign_unsure
-from qkscope.results.mapped import NOWHERE, Gathered, rows_of_entries
+from qkscope.results.mapped import NO_ROWS, SpillingTable, rows_of_entries
 from qkscope.stats import significance
 from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
 
@@ -43,10 +43,10 @@ def paired_changes(
     of_heads, of_replicates = rows_of_entries(own["model"]), rows_of_entries(without["model"])
 
     def entry(model: str) -> pd.DataFrame:
-        one, other = own.iloc[of_heads.get(model, NOWHERE)], without.iloc[of_replicates.get(model, NOWHERE)]
+        one, other = own.iloc[of_heads.get(model, NO_ROWS)], without.iloc[of_replicates.get(model, NO_ROWS)]
         return one.merge(other, on=KEY, validate="one_to_one").set_index(["layer", "head"])
 
-    changes, last = Gathered(), (pairs[0][0], entry(pairs[0][0]))
+    changes, last = SpillingTable(), (pairs[0][0], entry(pairs[0][0]))
     for before, after in pairs:
         one, last = last[1] if last[0] == before else entry(before), (after, entry(after))
         changes.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[COLUMNS])

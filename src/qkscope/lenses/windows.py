@@ -17,7 +17,7 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.position import DOUBLINGS, with_measures
 from qkscope.lenses.taxonomy import with_category
 from qkscope.processes import over_cores
-from qkscope.results.mapped import in_blocks, let_go, rows_of_entries
+from qkscope.results.mapped import drop_page_cache, in_blocks, rows_of_entries
 from qkscope.stats.noise import HeadPanel, Part
 from qkscope.stats.series import Shape
 
@@ -139,7 +139,7 @@ def over_windows(at: AtWindow) -> OverWindows:
     names = [name for name in at.names if name in of_entry]
 
     def errors_and_courses(name: str) -> tuple[dict[str, list[float]], dict[str, WindowCourse]]:
-        let_go()  # of the one before
+        drop_page_cache()  # of the one before
         return _entry(at.window_panel(name), of_entry[name])
 
     by_entry = list(over_cores(errors_and_courses, names, WORTH_SHARING))

@@ -28,7 +28,7 @@ from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
 from qkscope.results.local_paths import PathShortener, without_local_paths
-from qkscope.results.mapped import let_go
+from qkscope.results.mapped import drop_page_cache
 from qkscope.results.read import Entry, Results
 from qkscope.stats import significance
 from qkscope.words.blocks import AnyBlock, page_runs, to_page
@@ -52,11 +52,11 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     pack, later = Pack(), Pack()
     data = add_tables(pack, results)
     grid = page_grid(results.study, data)
-    let_go()
+    drop_page_cache()
     large = data["precision"] == "float32"
     add_errors(pack, grid, tables, large=large)
     add_kinds(pack, grid, tables)
-    let_go()
+    drop_page_cache()
     of_lenses = lens_tables(tables)
     shown = {card.figure: True for card in cards}
     kept = kept_columns(grid, registered(), of_lenses, large=large)
@@ -75,7 +75,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     shown_lenses = add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept, kind=kind)
     long: dict[str, Any] = {"lenses": shown_lenses}
     long |= _own_views(tables, taken=(*about, *long))
-    let_go()
+    drop_page_cache()
     add_mean_errors(pack, grid, registered(), tables)
     add_draws(pack, grid, tables)
     data["changes"], data["columnsAt"] = add_changes(pack, grid, tables), kept

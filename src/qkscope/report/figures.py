@@ -17,7 +17,7 @@ from qkscope.report.charts.layout import hide_titles
 from qkscope.report.gallery import gallery
 from qkscope.report.published import PUBLISHED, published_folder
 from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder, gallery_path
-from qkscope.results.mapped import let_go
+from qkscope.results.mapped import drop_page_cache
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
 
@@ -32,7 +32,7 @@ def write_figure(
     picture = draw_chart(figure, tables)
     style.save(picture if titles else hide_titles(picture), place)
     write_text(place / CARD, to_markdown(figure_card(figure, tables)))
-    let_go()
+    drop_page_cache()
     return [place / each for each in FIGURE_FILES]
 
 

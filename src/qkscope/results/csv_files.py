@@ -43,7 +43,7 @@ def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = T
 
 
 def _harmless(column: "pd.Series[Any]") -> bool:
-    """Whether no cell has to be changed: the few different ones of a million are looked at once each."""
+    """Whether no cell has to be changed; each distinct value is checked once."""
     return all((safe := harmless_cell(value)) is value or safe == value for value in column.unique())
 
 
@@ -55,7 +55,7 @@ def write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> Non
 
 
 def write_csv_pieces(pieces: Sequence[Callable[[], pd.DataFrame]], path: Path) -> None:
-    """Write a table that is made in pieces, at least one, on all cores; no more than one is held by each."""
+    """Write a table whose pieces (at least one) are made on all cores; each core holds one piece at a time."""
 
     def lines(number: int) -> str:
         return csv_text(pieces[number](), header=number == 0)

@@ -1,8 +1,8 @@
 """The layout of a results folder: every path in it, and the only way to get one.
 
-A results folder may come from a stranger. So each path is looked at as it is asked for: it lies below the folder, has
+A results folder may come from a stranger. So each path is checked when it is asked for: it lies below the folder, has
 only names that this tool makes, and neither it nor anything on the way to it is a symbolic link. The folder itself may
-be one: that is the choice of whoever named it. What is written, read or removed below it is therefore in it.
+be one: that is the user's choice. What is written, read or removed below it is therefore in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from qkscope.errors import InputError
-from qkscope.study.harmless import file_safe
+from qkscope.study.values import file_safe
 
 QK_CSV = "qk.csv"
 QK_COMMON_CSV = "qk_common.csv"
@@ -30,27 +30,10 @@ TRAINING_JSON = "training.json"
 REPORT_HTML, CLAIMS_MD = "report.html", "claims.md"
 LOCK = ".lock"
 LEFT_OUT_LOCK = ".left_out.lock"
-FILES = (
-    QK_CSV,
-    QK_COMMON_CSV,
-    QK_WINDOWS_CSV,
-    REPLICATES_CSV,
-    LAYER_MEANS_CSV,
-    ABLATION_CSV,
-    ABLATION_JSON,
-    PREDICTION_CSV,
-    PREDICTION_KERNEL_CSV,
-    PLASTICITY_SAMPLED_CSV,
-    PROVENANCE_JSON,
-    PLAN_JSON,
-    STUDY_YAML,
-    LEFT_OUT_JSON,
-    TRAINING_JSON,
-    REPORT_HTML,
-    CLAIMS_MD,
-    LOCK,
-    LEFT_OUT_LOCK,
-)
+HEAD_TABLES = (QK_CSV, QK_COMMON_CSV, QK_WINDOWS_CSV, REPLICATES_CSV, LAYER_MEANS_CSV)
+OTHER_TABLES = (ABLATION_CSV, PREDICTION_CSV, PREDICTION_KERNEL_CSV)
+RECORDS = (ABLATION_JSON, PROVENANCE_JSON, PLAN_JSON, STUDY_YAML, LEFT_OUT_JSON, TRAINING_JSON)
+FILES = (*HEAD_TABLES, *OTHER_TABLES, *RECORDS, REPORT_HTML, CLAIMS_MD, LOCK, LEFT_OUT_LOCK)
 
 MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 ABLATION = ".ablation"
@@ -76,6 +59,14 @@ COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
 ABLATION_PART = re.compile(r"[0-9a-f]{64}\.json")
 STORED_TOKENS = re.compile(r"[0-9a-f]{64}\.tokens")
 MARKER = re.compile(r"\.shared-[0-9a-f]{32}")
+
+# Folders of outputs: the names of the folders in them, and of the files in these.
+OUTPUTS = {
+    FIGURES: (FIGURE, FIGURE_FILES),
+    COMPARISON: (COMPARED, COMPARISON_FILES),
+    JOIN: (COMPARED, JOIN_FILES),
+    COLLAGE: (COMPARED, COLLAGE_FILES),
+}
 
 
 def results_file(folder: Path, name: str) -> Path:
@@ -104,7 +95,7 @@ def moments_path(folder: Path, checkpoint: str) -> Path:
 
 
 def merging_path(folder: Path, checkpoint: str) -> Path:
-    """The lock file that whoever merges a checkpoint's shards holds."""
+    """The lock file held while a checkpoint's shards are merged."""
     return _within(folder, MOMENTS, f".{_name(checkpoint)}.merging")
 
 
@@ -130,12 +121,12 @@ def shard_path(folder: Path, checkpoint: str, number: int) -> Path:
 
 
 def running_path(folder: Path, checkpoint: str, number: int) -> Path:
-    """The lock file that whoever runs a shard holds."""
+    """The lock file held while a shard runs."""
     return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
 
 
 def tokens_folder(folder: Path) -> Path:
-    """Where the documents' token ids are kept; all of it may be deleted, it is made again."""
+    """Where the documents' token ids are kept; it may be deleted, and is then made again."""
     return _within(folder, TOKENS)
 
 
@@ -167,7 +158,7 @@ def ablation_path(folder: Path, checkpoint: str, key: str) -> Path:
 
 
 def vectors_path(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's sample of vectors is kept; also looks at the name under which it is filled."""
+    """Where a checkpoint's sample of vectors is kept; also checks the name under which it is filled."""
     _within(folder, VECTORS, f".{_name(checkpoint)}.partial.tmp")
     return _within(folder, VECTORS, _name(checkpoint))
 
@@ -184,7 +175,12 @@ def table_path(folder: Path, name: str) -> Path:
 
 def figures_folder(folder: Path) -> Path:
     """Where the figures are."""
-    return _within(folder, FIGURES)
+    return outputs_folder(folder, FIGURES)
+
+
+def outputs_folder(folder: Path, name: str) -> Path:
+    """One of `OUTPUTS`."""
+    return _within(folder, _known(name, name in OUTPUTS))
 
 
 def gallery_path(folder: Path) -> Path:
@@ -193,28 +189,23 @@ def gallery_path(folder: Path) -> Path:
 
 
 def figure_folder(folder: Path, figure: str) -> Path:
-    """The folder of one figure; also looks at its `FIGURE_FILES`."""
-    return _folder_of(FIGURE_FILES, folder, FIGURES, _known(figure, FIGURE.fullmatch(figure)))
-
-
-def comparisons_folder(folder: Path) -> Path:
-    """Where comparisons with references are."""
-    return _within(folder, COMPARISON)
+    """The folder of one figure."""
+    return _output_folder(folder, FIGURES, figure)
 
 
 def comparison_folder(folder: Path, reference: str) -> Path:
-    """The folder of the comparison with one reference; also looks at its `COMPARISON_FILES`."""
-    return _folder_of(COMPARISON_FILES, folder, COMPARISON, _known(reference, COMPARED.fullmatch(reference)))
+    """The folder of the comparison with one reference."""
+    return _output_folder(folder, COMPARISON, reference)
 
 
 def join_folder(folder: Path, scores: str) -> Path:
-    """The folder of the join with one table of scores; also looks at its `JOIN_FILES`."""
-    return _folder_of(JOIN_FILES, folder, JOIN, _known(scores, COMPARED.fullmatch(scores)))
+    """The folder of the join with one table of scores."""
+    return _output_folder(folder, JOIN, scores)
 
 
 def collage_folder(folder: Path, name: str) -> Path:
-    """The folder of a collage; also looks at its `COLLAGE_FILES`."""
-    return _folder_of(COLLAGE_FILES, folder, COLLAGE, _known(name, COMPARED.fullmatch(name)))
+    """The folder of a collage."""
+    return _output_folder(folder, COLLAGE, name)
 
 
 def plain_name(text: str) -> str:
@@ -269,10 +260,13 @@ def _within(folder: Path, *parts: str) -> Path:
     return path
 
 
-def _folder_of(files: tuple[str, ...], folder: Path, *parts: str) -> Path:
-    for name in files:
-        _within(folder, *parts, name)
-    return _within(folder, *parts)
+def _output_folder(folder: Path, place: str, name: str) -> Path:
+    """A folder of one of `OUTPUTS`, in which none of our files is a link."""
+    names, files = OUTPUTS[place]
+    _known(name, names.fullmatch(name))
+    for file in files:
+        _within(folder, place, name, file)
+    return _within(folder, place, name)
 
 
 def _known(name: str, known: object) -> str:

@@ -13,8 +13,8 @@ from qkscope.errors import InputError
 from qkscope.files import remove_file, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.results.folder import LEFT_OUT_JSON, LEFT_OUT_LOCK, results_file
-from qkscope.results.lock import in_turn
-from qkscope.results.read import one_line
+from qkscope.results.lock import wait_for_lock
+from qkscope.results.provenance import one_line
 from qkscope.study.schema import Name
 
 LONGEST = 2000  # characters of a reason
@@ -41,16 +41,15 @@ def read_left_out(folder: Path) -> dict[str, str]:
 
 def leave_out(folder: Path, name: str, reason: str) -> None:
     """Record that the results are without this checkpoint."""
-    with in_turn(results_file(folder, LEFT_OUT_LOCK)):  # shards of other checkpoints may record theirs
+    with wait_for_lock(results_file(folder, LEFT_OUT_LOCK)):  # shards of other checkpoints may record theirs
         _write(folder, {**read_left_out(folder), name: one_line(reason)[:LONGEST]})
 
 
-def take_back(folder: Path, name: str) -> None:
-    """The checkpoint was measured after all."""
-    if name not in read_left_out(folder):
-        return
-    with in_turn(results_file(folder, LEFT_OUT_LOCK)):
-        _write(folder, {other: reason for other, reason in read_left_out(folder).items() if other != name})
+def remove_left_out(folder: Path, name: str) -> None:
+    """Remove the record of a checkpoint that was measured after all."""
+    if name in read_left_out(folder):
+        with wait_for_lock(results_file(folder, LEFT_OUT_LOCK)):
+            _write(folder, {other: reason for other, reason in read_left_out(folder).items() if other != name})
 
 
 def _write(folder: Path, reasons: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
-"""Who works in a results folder: locks that the operating system lets go of when their holder dies.
+"""Who works in a results folder: locks that the operating system releases when their holder dies.
 
-A run holds the folder alone, and so does whoever makes its tables again. `qkscope shard` commands share it with each
-other, and each holds its own shard. A lock file is signed by whoever holds it, so it is opened with care: a link, a
+A run holds the folder alone, and so does a command that makes its tables again. `qkscope shard` commands share it with each
+other, and each holds its own shard. The holder writes its name into the lock file, so it is opened with care: a link, a
 pipe or a file with a second name, where the lock should be, is refused and stays as it was.
 """
 
@@ -24,15 +24,15 @@ from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.files import claim, is_at, writing
 from qkscope.foreign import NO_FOLLOW, NO_WAIT, Missing, Unreadable, opened, parse_json, read_bytes, require_plain
 from qkscope.results.folder import lock_path
-from qkscope.study.harmless import plain_text
+from qkscope.study.values import plain_text
 
 LARGEST = 4096  # bytes of a signature; ours have about a hundred
 LONGEST_HOST = 255  # characters, as systems allow
-PAUSE = 0.2  # seconds between two looks at a lock that somebody else holds
+PAUSE = 0.2  # seconds before a lock that somebody else holds is tried again
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who signed a lock file last."""
 
     pid: int
@@ -44,44 +44,42 @@ class Holder:
 
 
 @contextmanager
-def only_run(folder: Path) -> Iterator[None]:
-    """Hold the folder alone; refuse if a living process holds it. A dead holder's lock is free again by itself."""
-    with _folder_held(folder, alone=True):
+def lock_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a results folder alone, or with others that share it; refuse while a living process holds it otherwise."""
+    path = lock_path(folder)
+    with _locked(path, shared=shared) as locked:
+        if not locked:
+            holder = read_holder(path)
+            by = f" ({holder})" if holder else ""
+            raise InputError(f"{folder} is in use by another run{by}; wait for it to finish, or stop it")
         yield
 
 
 @contextmanager
-def beside_others(folder: Path) -> Iterator[None]:
-    """Hold the folder together with other shards; refuse while a run holds it alone."""
-    with _folder_held(folder, alone=False):
-        yield
+def try_lock(path: Path) -> Iterator[bool]:
+    """Try to hold a lock file alone; gives whether it is held now (False: another process holds it)."""
+    with _locked(path, shared=False) as locked:
+        yield locked
 
 
 @contextmanager
-def holding(path: Path) -> Iterator[bool]:
-    """Try to hold a lock file of its own; gives whether it is held now (false: somebody else holds it)."""
-    with _held(path, alone=True) as held:
-        yield held
-
-
-@contextmanager
-def in_turn(path: Path) -> Iterator[None]:
-    """Hold a lock file of its own, after whoever holds it now; it is removed afterwards."""
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Wait until a lock file is free and hold it alone; it is removed afterwards."""
     while True:
-        with _held(path, alone=True) as held:
-            if held:
+        with _locked(path, shared=False) as locked:
+            if locked:
                 try:
                     yield
                 finally:
-                    path.unlink(missing_ok=True)  # whoever waits for this one sees that it is gone
+                    path.unlink(missing_ok=True)  # a process that waits for this file sees that it is gone
                 return
         time.sleep(PAUSE)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a living process holds this lock file alone; never creates it.
 
-    Who shares it is not seen: asking for it alone, if only for a moment, would turn away whoever starts just then.
+    Shared locks are not seen: claiming the file alone, even for a moment, would turn away a process that starts then.
     """
     try:
         with opened(path, LARGEST) as file:
@@ -92,7 +90,7 @@ def is_held(path: Path) -> bool:
         raise error.within(str(path)) from None
 
 
-def holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """What the last holder wrote about itself; None where nothing that can be believed is written there."""
     try:
         signed = parse_json(read_bytes(path, LARGEST))
@@ -100,28 +98,16 @@ def holder(path: Path) -> Holder | None:
         if not isinstance(pid, int) or not isinstance(host, str) or not isinstance(since, str) or pid < 0:
             return None
         at = datetime.fromisoformat(since).isoformat(timespec="seconds")
-        return Holder(int(pid), plain_text(host), at) if len(host) <= LONGEST_HOST else None
+        return LockHolder(int(pid), plain_text(host), at) if len(host) <= LONGEST_HOST else None
     except (Unreadable, ValueError):
         return None
 
 
 @contextmanager
-def _folder_held(folder: Path, *, alone: bool) -> Iterator[None]:
-    path = lock_path(folder)
-    with _held(path, alone=alone) as held:
-        if not held:
-            who = holder(path)
-            raise InputError(
-                f"{folder} is in use by another run{f' ({who})' if who else ''}; wait for it to finish, or stop it"
-            )
-        yield
-
-
-@contextmanager
-def _held(path: Path, *, alone: bool) -> Iterator[bool]:
+def _locked(path: Path, *, shared: bool) -> Iterator[bool]:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire(path, alone=alone)
+    descriptor = _acquire(path, shared=shared)
     if descriptor is None:
         yield False
         return
@@ -132,12 +118,12 @@ def _held(path: Path, *, alone: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _acquire(path: Path, *, alone: bool) -> int | None:
+def _acquire(path: Path, *, shared: bool) -> int | None:
     """The lock file, open and locked; None where somebody else holds it."""
     while True:
         descriptor = _open(path)
         try:
-            claimed = _claim(descriptor, path, alone=alone)
+            claimed = _claim(descriptor, path, shared=shared)
             if claimed and is_at(descriptor, path):
                 return descriptor
         except BaseException:
@@ -149,9 +135,9 @@ def _acquire(path: Path, *, alone: bool) -> int | None:
         # Otherwise its last holder removed it after we had opened it: the next one is a new file.
 
 
-def _claim(descriptor: int, path: Path, *, alone: bool) -> bool:
+def _claim(descriptor: int, path: Path, *, shared: bool) -> bool:
     try:
-        claimed = claim(descriptor, alone=alone)
+        claimed = claim(descriptor, alone=not shared)
     except OSError as error:
         if error.errno != errno.EBADF:
             raise StorageError(f"{path}: cannot be locked ({error.strerror})") from None
@@ -176,7 +162,10 @@ def _open(path: Path) -> int:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise InputError(f"{path}: is not a lock file that qkscope made; remove it") from None
         with writing(path):
-            descriptor = _open_of_another(path, flags, error)
+            try:  # a lock file that we may read and not write can still be locked, though not signed
+                descriptor = os.open(path, os.O_RDONLY | flags)
+            except OSError:
+                raise error from None
     try:
         status = os.fstat(descriptor)
         require_plain(status)
@@ -187,14 +176,6 @@ def _open(path: Path) -> int:
         os.close(descriptor)
         raise InputError(f"{path}: {error}; it is not a lock file that qkscope made; remove it") from None
     return descriptor
-
-
-def _open_of_another(path: Path, flags: int, refused: OSError) -> int:
-    """A lock file that we may read and not write can still be locked, though not signed."""
-    try:
-        return os.open(path, os.O_RDONLY | flags)
-    except OSError:
-        raise refused from None
 
 
 def _share(descriptor: int, status: os.stat_result, folder: Path) -> None:

@@ -1,12 +1,13 @@
 """What produced a result, as one typed record: `provenance.json`, and inside every moments file its checkpoint's part.
 
-What is written must be of these types. What is read may be older or a stranger's: there a value of a wrong type says
-nothing (None, "not recorded"), and a key that is not known here is kept. Each record remembers what it was made from,
+What is written must be of these types. What is read may be older or come from a stranger: there a value of a wrong type
+counts as not recorded (None), and unknown keys are kept. Each record remembers what it was made from,
 so that writing it again changes nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from qkscope.results.folder import PROVENANCE_JSON, results_file
 
 SCHEMA = 1
 LONGEST = 2**31  # tokens of a window
+SAME_NETWORK = 0.5  # of the projections of the smaller model; less may be a layer that was never trained
 MOST_STEPS = 1e18  # steps, or tokens in training
 _READING = "reading"  # the context in which wrong types are forgiven
 
@@ -51,7 +53,7 @@ def as_whole(value: object) -> int | None:
 
 
 def _forgiving(value: Any, check: Check, info: ValidationInfo) -> Any:
-    """A wrong type says nothing where a file is read, and is an error where one is written."""
+    """None for a value of a wrong type in a file that is read; an error in one that is written."""
     try:
         return check(value)
     except ValidationError:
@@ -89,7 +91,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, stored: object) -> Self:
-        """What a file says; anything but an object says nothing."""
+        """The record in a file; empty for anything but a JSON object."""
         return cls.model_validate(stored if isinstance(stored, dict) else {}, context=_READING)
 
     @classmethod
@@ -133,7 +135,7 @@ class CorpusRecord(Record):
 
 
 class CheckpointRecord(Record):
-    """One checkpoint's capture; of a dataset of vectors, what it says of itself."""
+    """One checkpoint's capture; or what a dataset of vectors records about itself."""
 
     name: Recorded[str] = None  # as the tables spell it
     label: Text = None
@@ -201,7 +203,7 @@ class AnalysisRecord(Record):
     components: Recorded[int] = None
     heads: Recorded[str | dict[str, Any]] = None
     common_window: Tokens = None  # the common window
-    common_characters: Recorded[int] = None  # the same in characters, where the study says it so
+    common_characters: Recorded[int] = None  # the same in characters, if the study gives it so
     skip_positions: Recorded[int] = None
 
 
@@ -247,3 +249,35 @@ def write_provenance(folder: Path, provenance: Provenance) -> Path:
         json.dump(provenance.to_json(), file, indent=1, ensure_ascii=False)  # piece by piece: a sweep's is long
         file.write("\n")
     return path
+
+
+# -- networks that are there twice ----------------------------------------------------------------------------
+
+
+def same_networks(records: Sequence[CheckpointRecord]) -> list[tuple[str, str]]:
+    """The names of each pair that shares at least half of its projections to queries and keys, number for number.
+
+    A model with a vision tower, a renamed copy or an adapter that leaves attention alone has the text weights of
+    another. Counted as two models, they make everything look more certain than it is.
+    """
+    return [(one, other) for one, other, _, _ in _sharing(records)]
+
+
+def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
+    """A sentence for each of these pairs."""
+    return [
+        f"{one!r} and {other!r} share {shared} of {fewest} projections to queries and keys, number for number: "
+        "they are not two independent entries, and count as one in any comparison over entries"
+        for one, other, shared, fewest in _sharing(records)
+    ]
+
+
+def _sharing(records: Sequence[CheckpointRecord]) -> list[tuple[str, str, int, int]]:
+    """Pairs by name, with the number of projections that both have, and that of the smaller model."""
+    known = [(record.name or "?", set(record.attention_hashes)) for record in records if record.attention_hashes]
+    pairs = []
+    for (one, first), (other, second) in itertools.combinations(known, 2):
+        shared, fewest = len(first & second), min(len(first), len(second))
+        if shared >= SAME_NETWORK * fewest:
+            pairs.append((one, other, shared, fewest))
+    return pairs

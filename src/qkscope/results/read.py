@@ -34,7 +34,7 @@ from qkscope.results.entries import (
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
 from qkscope.results.folder import head_table_path, results_file
-from qkscope.results.mapped import Gathered, in_blocks, is_large, let_go, mapped, taken
+from qkscope.results.mapped import SpillingTable, in_blocks, is_large, drop_page_cache, memory_mapped, select_rows
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
 from qkscope.results.schema import depth_of_layers
@@ -99,13 +99,13 @@ def load_results(folder: Path | str) -> Results:
     components = _read_components(results_file(folder, schema.QK_CSV))
     provenance = read_provenance(results_file(folder, schema.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
-    components = mapped(_fill_window(components, checkpoints))
-    let_go()
+    components = memory_mapped(_fill_window(components, checkpoints))
+    drop_page_cache()
     heads = _leading(components)
     names = [c.name for c in checkpoints]
     components_common = _read_optional(results_file(folder, schema.QK_COMMON_CSV), names)
     if components_common is not None:
-        components_common = mapped(_fill_common_window(components_common, provenance))
+        components_common = memory_mapped(_fill_common_window(components_common, provenance))
         if _windows_of(components_common) == _windows_of(heads):
             components_common = None  # all contexts are the common window: there is only one choice of windows
     settings = provenance.study or StudyRecord()
@@ -188,7 +188,7 @@ def _known_pieces(path: Path, needed: Sequence[str], texts: Sequence[str]) -> It
 
 def _whole(pieces: Iterator[pd.DataFrame]) -> pd.DataFrame:
     """The table that comes in these pieces; a large one is put on disk as it is read."""
-    whole = Gathered()
+    whole = SpillingTable()
     for piece in pieces:
         whole.add(piece)
     return whole.table()
@@ -200,7 +200,7 @@ def _is_large(path: Path) -> bool:
 
 def _leading(components: pd.DataFrame) -> pd.DataFrame:
     """Component 0."""
-    return taken(components, (components["pc"] == 0).to_numpy())
+    return select_rows(components, (components["pc"] == 0).to_numpy())
 
 
 def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
@@ -230,7 +230,7 @@ def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
     if not (table["pc"] == 0).any():
         raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
     _refuse_repeated(table, [*_KEY, *extra_key], path)
-    let_go()
+    drop_page_cache()
     return _with_layer_columns(table, path)
 
 

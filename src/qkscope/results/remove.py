@@ -13,172 +13,88 @@ from contextlib import suppress
 from pathlib import Path
 
 from qkscope.files import is_abandoned, remove_file, temporary_of
-from qkscope.results.folder import (
-    ABLATION_JSON,
-    ABLATION_PART,
-    CARD,
-    CLAIMS_MD,
-    COLLAGE,
-    COLLAGE_FILES,
-    COMPARED,
-    COMPARISON,
-    COMPARISON_FILES,
-    FIGURE,
-    FIGURE_FILES,
-    FIGURES,
-    FILES,
-    JOIN,
-    JOIN_FILES,
-    MARKER,
-    MOMENTS_SUFFIX,
-    PART_SUFFIX,
-    PREDICTION_CSV,
-    PREDICTION_KERNEL_CSV,
-    REPORT_HTML,
-    STORED_TOKENS,
-    TABLE,
-    TABLES,
-    ablation_folder,
-    comparisons_folder,
-    entries,
-    figure_folder,
-    figures_folder,
-    head_table_path,
-    moments_folder,
-    parts_folder,
-    shard_folder,
-    shards_folder,
-    table_path,
-    tables_folder,
-    tokens_folder,
-    vectors_path,
-)
-from qkscope.study.harmless import NAME
-from qkscope.validation.layout import DATA_FILE, HEAD_FOLDER
+from qkscope.results import folder as layout
+from qkscope.results.folder import entries
+from qkscope.study.values import NAME
+from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
-PART = re.compile(rf"{NAME.pattern}{re.escape(PART_SUFFIX)}")
-PREDICTIONS = (PREDICTION_CSV, PREDICTION_KERNEL_CSV)
+PART = re.compile(rf"{NAME.pattern}{re.escape(layout.PART_SUFFIX)}")
+MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(layout.MOMENTS_SUFFIX)}|{layout.MARKER.pattern}")
 SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # as the library names them
-MOMENTS_FILE = re.compile(rf"{NAME.pattern}{re.escape(MOMENTS_SUFFIX)}|{MARKER.pattern}")
 
 
 def remove_shards(folder: Path, checkpoint: str) -> None:
     """Remove a checkpoint's shards, once its moments are safe."""
-    parts = shard_folder(folder, checkpoint)
-    for entry in entries(parts):
-        if SHARD.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
-            remove_file(Path(entry.path))
-    _remove_unfinished(parts, SHARD)
+    _remove_files(layout.shard_folder(folder, checkpoint), SHARD)
     remove_empty_shards(folder, checkpoint)
 
 
 def remove_empty_shards(folder: Path, checkpoint: str) -> None:
     """Remove the folders of a checkpoint's shards, as far as nothing is in them."""
-    for each in (shard_folder(folder, checkpoint), shards_folder(folder)):
-        with suppress(OSError):  # gone, or not empty: others have shards there
-            each.rmdir()
+    _remove_empty(layout.shard_folder(folder, checkpoint))
+    _remove_empty(layout.shards_folder(folder))
 
 
 def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
     """Remove token ids that the study no longer needs: of other settings of its documents, or other tokenizers."""
-    for entry in entries(tokens_folder(folder)):
-        ours = STORED_TOKENS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        if ours and Path(entry.name).stem not in keys:
-            remove_file(Path(entry.path))
+    _remove_files(layout.tokens_folder(folder), layout.STORED_TOKENS, keep=keys)
 
 
 def remove_other_ablations(folder: Path, checkpoint: str, keys: Collection[str]) -> None:
     """Remove outcomes of ablations that no table needs any more."""
-    place = ablation_folder(folder, checkpoint)
-    for entry in entries(place):
-        ours = ABLATION_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        if ours and Path(entry.name).stem not in keys:
-            remove_file(Path(entry.path))
-    _remove_unfinished(place, ABLATION_PART)
+    _remove_files(layout.ablation_folder(folder, checkpoint), layout.ABLATION_PART, keep=keys)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove checkpoints' lines of the tables: they are in the tables, or are made again."""
+    _remove_files(layout.parts_folder(folder), PART)
+    _remove_empty(layout.parts_folder(folder))
 
 
 def remove_vectors(folder: Path, checkpoint: str) -> None:
     """Remove a checkpoint's sample of vectors: the files that a run writes, one by one."""
-    place = vectors_path(folder, checkpoint)
-    for entry in entries(place):
-        if HEAD_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            remove_file(Path(entry.path) / DATA_FILE)
-            with suppress(OSError):  # not empty: what else is there is not ours
-                Path(entry.path).rmdir()
-    remove_file(place / CARD)
-    with suppress(OSError):
-        place.rmdir()
-
-
-def remove_parts(folder: Path) -> None:
-    """Remove checkpoints' lines of the tables: the tables have them, or they are made again."""
-    place = parts_folder(folder)
-    for entry in entries(place):
-        if PART.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
-            remove_file(Path(entry.path))
-    _remove_unfinished(place, PART)
-    with suppress(OSError):  # gone, or not empty: what else is there is not ours
-        place.rmdir()
+    place = layout.vectors_path(folder, checkpoint)
+    for head in _subfolders(place, HEAD_FOLDER):
+        remove_file(head / DATA_FILE)
+        _remove_empty(head)
+    remove_file(place / layout.CARD)
+    _remove_empty(place)
 
 
 def remove_figure(folder: Path, figure: str) -> None:
     """Remove our files of a figure that is no longer drawn."""
-    place = figure_folder(folder, figure)
-    for name in FIGURE_FILES:
-        remove_file(place / name)
-    with suppress(OSError):
-        place.rmdir()
+    _remove_outputs(layout.figure_folder(folder, figure), layout.FIGURE_FILES)
 
 
 def remove_head_table(folder: Path, name: str) -> None:
     """Remove a table of an earlier run that no longer applies."""
-    remove_file(head_table_path(folder, name))
+    remove_file(layout.head_table_path(folder, name))
 
 
 def remove_table(folder: Path, name: str) -> None:
     """Remove a table that no longer applies."""
-    remove_file(table_path(folder, name))
+    remove_file(layout.table_path(folder, name))
 
 
 def remove_report(folder: Path, tables: Collection[str], *, page: bool = True) -> list[str]:
     """Remove what a report wrote: page, summaries of these names, figures; returns what is gone."""
-    removed = [f"{FIGURES}/{name}" for name in _remove_folders(folder / FIGURES, FIGURE, FIGURE_FILES)]
-    if not (folder / FIGURES).is_symlink():
-        removed += [f"{FIGURES}/{CARD}"] if _remove_own(folder / FIGURES, (CARD,)) else []
-    if not (folder / TABLES).is_symlink():
-        removed += [f"{TABLES}/{name}" for name in tables if _remove_own(folder / TABLES, (name,))]
-    own = (CLAIMS_MD, REPORT_HTML) if page else (CLAIMS_MD,)
-    return [*removed, *(name for name in own if _remove_own(folder, (name,)))]
+    removed = _remove_output_folders(folder, layout.FIGURES)
+    if not (folder / layout.TABLES).is_symlink():
+        removed += [f"{layout.TABLES}/{name}" for name in _remove_plain(folder / layout.TABLES, tables)]
+    if not (folder / layout.FIGURES).is_symlink():
+        removed += [f"{layout.FIGURES}/{name}" for name in _remove_plain(folder / layout.FIGURES, (layout.CARD,))]
+    own = (layout.CLAIMS_MD, layout.REPORT_HTML) if page else (layout.CLAIMS_MD,)
+    return [*removed, *_remove_plain(folder, own)]
 
 
 def remove_outcomes(folder: Path, tables: Collection[str]) -> list[str]:
     """Remove what other commands made of the tables or models: files of these names, comparisons, joins, collages."""
-    removed = [name for name in (*tables, ABLATION_JSON, *PREDICTIONS) if _remove_own(folder, (name,))]
-    for place, files in ((COMPARISON, COMPARISON_FILES), (JOIN, JOIN_FILES), (COLLAGE, COLLAGE_FILES)):
-        removed += [f"{place}/{name}" for name in _remove_folders(folder / place, COMPARED, files)]
+    predictions = (layout.PREDICTION_CSV, layout.PREDICTION_KERNEL_CSV)
+    removed = _remove_plain(folder, (*tables, layout.ABLATION_JSON, *predictions))
+    for place in (layout.COMPARISON, layout.JOIN, layout.COLLAGE):
+        removed += _remove_output_folders(folder, place)
     return removed
-
-
-def _remove_folders(place: Path, names: re.Pattern[str], files: Collection[str]) -> list[str]:
-    """Remove our files from the folders of such names; returns those from which any was removed."""
-    if place.is_symlink():
-        return []
-    inside = [each.name for each in entries(place) if names.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
-    removed = []
-    for name in inside:
-        removed += [name] if _remove_own(place / name, files) else []
-        with suppress(OSError):  # not empty: what else is there is not ours
-            (place / name).rmdir()
-    return removed
-
-
-def _remove_own(place: Path, names: Collection[str]) -> bool:
-    """Remove plain files of these names; whether there were any."""
-    there = [place / name for name in names if (place / name).is_file() and not (place / name).is_symlink()]
-    for path in there:
-        remove_file(path)
-    return bool(there)
 
 
 def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
@@ -187,33 +103,73 @@ def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
     `alone`: the caller holds the folder alone, so temporary files that the safetensors library left for qkscope 0.2,
     and did not lock, are removed too.
     """
-    _remove_unfinished(folder, _any_of(FILES))
-    _remove_unfinished(folder, TABLE)
-    _remove_unfinished(moments_folder(folder), MOMENTS_FILE, alone=alone)
-    _remove_unfinished(tables_folder(folder), TABLE)
-    _remove_unfinished(tokens_folder(folder), STORED_TOKENS)
-    for entry in entries(shards_folder(folder)):
-        if NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_unfinished(Path(entry.path), SHARD, alone=alone)
-    for entry in entries(figures_folder(folder)):
-        if FIGURE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_unfinished(Path(entry.path), _any_of(FIGURE_FILES))
-    for entry in entries(comparisons_folder(folder)):
-        if COMPARED.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_unfinished(Path(entry.path), _any_of(COMPARISON_FILES))
+    _remove_temporary(folder, _any_of(layout.FILES))
+    _remove_temporary(folder, layout.TABLE)
+    _remove_temporary(layout.moments_folder(folder), MOMENTS_FILE, unlocked=alone)
+    _remove_temporary(layout.tables_folder(folder), layout.TABLE)
+    _remove_temporary(layout.tokens_folder(folder), layout.STORED_TOKENS)
+    for shards in _subfolders(layout.shards_folder(folder), NAME):
+        _remove_temporary(shards, SHARD, unlocked=alone)
+    for place, (names, files) in layout.OUTPUTS.items():
+        for each in _subfolders(layout.outputs_folder(folder, place), names):
+            _remove_temporary(each, _any_of(files))
+
+
+def _remove_files(place: Path, names: re.Pattern[str], keep: Collection[str] = ()) -> None:
+    """Remove files of such names, but for those of the stems to keep, and what is left of writing such files."""
+    for entry in entries(place):
+        ours = names.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
+        if ours and Path(entry.name).stem not in keep:
+            remove_file(Path(entry.path))
+    _remove_temporary(place, names)
+
+
+def _remove_output_folders(folder: Path, name: str) -> list[str]:
+    """Remove our files from the folders in one of `OUTPUTS`; returns those from which any was removed."""
+    names, files = layout.OUTPUTS[name]
+    return [f"{name}/{each.name}" for each in _subfolders(folder / name, names) if _remove_outputs(each, files)]
+
+
+def _remove_outputs(place: Path, files: Collection[str]) -> bool:
+    """Remove our files from a folder, and the folder if nothing else is in it; returns whether there were any."""
+    removed = _remove_plain(place, files)
+    _remove_empty(place)
+    return bool(removed)
+
+
+def _remove_plain(place: Path, names: Collection[str]) -> list[str]:
+    """Remove plain files of these names; returns those that were there."""
+    there = [name for name in names if (place / name).is_file() and not (place / name).is_symlink()]
+    for name in there:
+        remove_file(place / name)
+    return there
+
+
+def _remove_empty(place: Path) -> None:
+    with suppress(OSError):  # gone, or not empty: what else is there is not ours
+        place.rmdir()
+
+
+def _subfolders(place: Path, names: re.Pattern[str]) -> list[Path]:
+    """The folders of such names in a folder that is no link."""
+    if place.is_symlink():
+        return []
+    inside = [each for each in entries(place) if each.is_dir(follow_symlinks=False)]
+    return [Path(each.path) for each in inside if names.fullmatch(each.name)]
 
 
 def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)))
 
 
-def _remove_unfinished(folder: Path, names: re.Pattern[str], *, alone: bool = False) -> None:
-    for entry in entries(folder):
+def _remove_temporary(place: Path, names: re.Pattern[str], *, unlocked: bool = False) -> None:
+    """Remove abandoned temporary files of such names, and if `unlocked` those of the safetensors library."""
+    for entry in entries(place):
         if not entry.is_file(follow_symlinks=False):
             continue
         of, path = temporary_of(entry.name), Path(entry.path)
         abandoned = of is not None and names.fullmatch(of) and is_abandoned(path)
-        if abandoned or (alone and _is_of_safetensors(entry)):
+        if abandoned or (unlocked and _is_of_safetensors(entry)):
             remove_file(path)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from qkscope.errors import StudyError
 from qkscope.study.complete import FolderState, state_of, why_incomplete
 from qkscope.study.schema import Series
-from qkscope.study.series import checkpoint_of, members_of, own_keys
+from qkscope.study.series import checkpoint_settings, find_members
 
 BEING_MADE = (".", "tmp", "temp")  # how names begin while somebody still writes under them
 
@@ -43,15 +43,14 @@ def find_arrivals(series: Sequence[Series], folder: Path) -> Arrivals:
     """All checkpoints of these series that are whole now; paths are relative to `folder`."""
     arrivals = Arrivals()
     for each in series:
-        notes: list[str] = []
-        own, named = own_keys(each), _named_parts(os.path.expanduser(each.folder or ""))
+        named = _named_parts(os.path.expanduser(each.folder or ""))
         watched = folder.joinpath(*named).resolve()
-        for member in members_of(each, folder, None, notes):
+        for member in find_members(each, folder, None)[0]:
             place = watched.joinpath(*Path(member.where["model"]).parts[len(named) :])
             state = state_of(place)
             if place.name.lower().startswith(BEING_MADE) or state is None:
                 continue
-            settings = {**checkpoint_of(member, own, each.prefix or ""), "model": str(place.resolve())}
+            settings = {**checkpoint_settings(member, each), "model": str(place.resolve())}
             arrivals.whole.append(Arrival(settings["name"], place, settings, state, watched))
         arrivals.waiting.update(_unfinished(each, folder))
     return arrivals

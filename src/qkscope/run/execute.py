@@ -9,8 +9,8 @@ from pathlib import Path
 from qkscope.errors import InputError, ModelError, located
 from qkscope.files import as_path, require_writable, write_bytes
 from qkscope.results.folder import merging_path, moments_folder, moments_path, refuse_links, vectors_path
-from qkscope.results.left_out import leave_out, read_left_out, take_back
-from qkscope.results.lock import beside_others, in_turn, only_run
+from qkscope.results.left_out import leave_out, read_left_out, remove_left_out
+from qkscope.results.lock import lock_folder, wait_for_lock
 from qkscope.results.remove import remove_other_tokens, remove_unfinished, remove_vectors
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.engines import find_engine
@@ -53,7 +53,7 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, events, options)
-    with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
+    with lock_folder(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
         _capture(plan, folder, events, options, parts)
         from qkscope.tables.from_moments import analyze_study  # loads all lenses
 
@@ -94,7 +94,7 @@ def capture_plan(
 
     `joining`: the checkpoints join others in the folder, whose study file and plan the caller keeps.
     """
-    with only_run(folder):
+    with lock_folder(folder):
         _capture(plan, folder, events, options, joining=joining)
 
 
@@ -156,7 +156,7 @@ class _Run:
         for state in states:
             self._events.examined(state)
             if state.whole:
-                take_back(self._folder, state.plan.checkpoint.name)
+                remove_left_out(self._folder, state.plan.checkpoint.name)
         _remark(states, self._events)
         remove_unfinished(self._folder, alone=True)
         for number, left in self._left.items():
@@ -241,7 +241,7 @@ class _Run:
                 _accept(plan, self._folder, self._events)
             else:
                 merge_shards(plan, self._folder)
-        take_back(self._folder, plan.checkpoint.name)
+        remove_left_out(self._folder, plan.checkpoint.name)
         self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
         self._begin_tables(plan)
         if self._options.evict:
@@ -281,7 +281,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
     each, shard = numbered[number]
     name = each.checkpoint.name
-    with beside_others(folder), running_shard(folder, name, shard) as ours:
+    with lock_folder(folder, shared=True), running_shard(folder, name, shard) as ours:
         if not ours:
             raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
@@ -307,7 +307,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
                 return
             if is_only(each):
                 _accept(each, folder, events)
-                take_back(folder, name)
+                remove_left_out(folder, name)
                 events.finished(each, time.perf_counter() - begun)
                 return
         _merge_if_last(each, folder, events)
@@ -335,8 +335,8 @@ def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
     They wait because the one that is checking may have checked too early to see their shard.
     """
     begun, name = time.perf_counter(), each.checkpoint.name
-    with in_turn(merging_path(folder, name)):
+    with wait_for_lock(merging_path(folder, name)):
         if all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
             merge_shards(each, folder)
-            take_back(folder, name)
+            remove_left_out(folder, name)
             events.finished(each, time.perf_counter() - begun)

@@ -14,8 +14,7 @@ from typing import Any
 
 from qkscope.capture.fingerprint import tokenizer_files_fingerprint
 from qkscope.capture.source import ModelSource
-from qkscope.documents.stored import load_corpus, store_corpus, tokens_key
-from qkscope.documents.tokens import Corpus, survey
+from qkscope.documents.tokens import Corpus, load_corpus, survey, tokens_key
 from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.moments.header import read_header
@@ -334,11 +333,5 @@ def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
     stored: dict[int, Corpus] = {}
     for corpus in (each.corpus for each in plan.checkpoints):
         if id(corpus) not in stored:
-            stored[id(corpus)] = _with_tokens_kept(corpus, folder)
+            stored[id(corpus)] = corpus.stored_at(tokens_path(folder, corpus.key))
     return replace(plan, checkpoints=[replace(each, corpus=stored[id(each.corpus)]) for each in plan.checkpoints])
-
-
-def _with_tokens_kept(corpus: Corpus, folder: Path) -> Corpus:
-    if corpus.stored or corpus.kept is None or not corpus.kept.there:
-        return corpus
-    return replace(corpus, kept=store_corpus(corpus, corpus.kept, tokens_path(folder, corpus.key)), stored=True)

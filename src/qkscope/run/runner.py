@@ -241,6 +241,7 @@ def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iter
 
 def _sampled(plan: CheckpointPlan) -> ChoosePositions:
     """Which tokens of each layer a study with a sample sums."""
+
     def choose(layer: int, batch: Batch) -> Any:
         return sampled_positions(
             batch.documents,

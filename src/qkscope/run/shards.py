@@ -11,7 +11,7 @@ from typing import Any
 from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, running_path, shard_path
-from qkscope.results.lock import holding
+from qkscope.results.lock import try_lock
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_empty_shards, remove_shards
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
@@ -22,7 +22,7 @@ from qkscope.run.finished import judge_moments, read_judgement, stale_shard
 def running_shard(folder: Path, checkpoint: str, shard: Shard) -> Iterator[bool]:
     """Lock a shard while it runs, which `qkscope status` sees; yields whether the lock was free."""
     path = running_path(folder, checkpoint, shard.number)
-    with holding(path) as ours:
+    with try_lock(path) as ours:
         try:
             yield ours
         finally:

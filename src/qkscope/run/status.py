@@ -28,7 +28,7 @@ from qkscope.results.folder import (
     shard_path,
 )
 from qkscope.results.left_out import read_left_out
-from qkscope.results.lock import Holder, holder, is_held
+from qkscope.results.lock import LockHolder, is_locked, read_holder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.checkpoint_plan import CheckpointPlan
 from qkscope.run.finished import orphan_line, orphans, read_judgement
@@ -167,7 +167,7 @@ class Status:
     study: str
     checkpoints: list[CheckpointStatus]
     alive: bool  # whether a run holds the folder, or a `qkscope shard` one of its shards
-    holder: Holder | None  # of the lock, at the latest signature
+    holder: LockHolder | None  # who signed the lock last
     tables: bool  # whether the tables have been written
     left_out: dict[str, str]  # checkpoints that the run goes on without, and why
     notes: list[str] = field(default_factory=list)  # what else lies in the folder
@@ -201,8 +201,8 @@ def read_status(folder: Path) -> Status:
     notes = [orphan_line(unowned, folder)] if unowned else []
     # `qkscope shard` commands share the folder's lock, which does not show them; each locks its own shard.
     shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
-    alive = is_held(lock) or any(is_held(running_path(folder, *shard)) for shard in shards)
-    return Status(record.study, checkpoints, alive, holder(lock), table.is_file(), left_out, notes)
+    alive = is_locked(lock) or any(is_locked(running_path(folder, *shard)) for shard in shards)
+    return Status(record.study, checkpoints, alive, read_holder(lock), table.is_file(), left_out, notes)
 
 
 def _checkpoint(folder: Path, record: PlannedCheckpoint) -> CheckpointStatus:
@@ -234,7 +234,7 @@ def _shard(
     folder: Path, record: PlannedCheckpoint, number: int, shard: ShardRecord
 ) -> tuple[CheckpointRecord | None, bool]:
     made = _made(shard_path(folder, record.name, number), shard.fingerprint)
-    return made, made is None and is_held(running_path(folder, record.name, number))
+    return made, made is None and is_locked(running_path(folder, record.name, number))
 
 
 def _made(path: Path, fingerprint: str) -> CheckpointRecord | None:

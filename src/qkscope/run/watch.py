@@ -29,7 +29,7 @@ from qkscope.results.folder import (
     results_file,
 )
 from qkscope.results.left_out import leave_out
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.appearing import (
     Arrival,
@@ -52,7 +52,7 @@ from qkscope.study.complete import FolderState
 from qkscope.study.load import series_in, study_of, study_text
 from qkscope.study.numbers import numbers_in
 from qkscope.study.schema import Study
-from qkscope.study.series import make_labels_differ, own_keys
+from qkscope.study.series import make_labels_differ, shared_settings
 from qkscope.tables.from_moments import analyze_study
 from qkscope.text import counted
 
@@ -241,7 +241,7 @@ class SeriesWatcher:
         with located(str(results_file(self.out, STUDY_YAML))):
             study = study_of({**self._settings, "checkpoints": listed}, self._home).study
         write_text(results_file(self.out, STUDY_YAML), study_text(study, ABOUT))
-        with only_run(self.out):
+        with lock_folder(self.out):
             analyze_study(self.out, study, self._events, self._command, page_follows=self._how.page)
         if self._how.page or self._how.figures:
             for path in write_report(self.out, figures=self._how.figures, page=self._how.page)[-1:]:
@@ -304,7 +304,9 @@ def _order(checkpoint: dict[str, Any]) -> tuple[Any, ...]:
 
 def _template(settings: dict[str, Any], series: list[Any], folder: Path) -> Study:
     """The study as it would be with a checkpoint of each series: whatever is wrong with it is told now."""
-    made = [{**own_keys(each), "name": f"checkpoint-{k}", "model": "checkpoint"} for k, each in enumerate(series)]
+    made = [
+        {**shared_settings(each), "name": f"checkpoint-{k}", "model": "checkpoint"} for k, each in enumerate(series)
+    ]
     study = study_of({**settings, "checkpoints": made, "axis": "entries"}, folder).study
     contexts = {checkpoint.context for checkpoint in study.resolved_checkpoints()}
     if len(contexts) > 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,7 +13,6 @@ from qkscope._version import __version__
 from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
 from qkscope.results.read import Entry, Results
-from qkscope.share.parquet import Shared
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, to_markdown
 
@@ -19,14 +20,26 @@ FIRST = "qk"  # the table that a viewer shows first
 TAGS = ["interpretability", "attention", "rope", "qkscope"]
 
 
-def dataset_card(results: Results, tables: Sequence[Shared], files: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class SharedTable:
+    """A table of an export."""
+
+    file: str  # `qk.csv`, or `tables/heads.csv`
+    parquet: str | None = None  # the same as Parquet
+
+    @property
+    def config(self) -> str:
+        """What a viewer, and `load_dataset`, call it."""
+        return f"{'summary_' if '/' in self.file else ''}{Path(self.file).stem}"
+
+
+def dataset_card(results: Results, tables: Sequence[SharedTable], files: Sequence[str]) -> str:
     """README.md of an export; where tables are there as Parquet, with the configs by which the Hub shows them."""
     configs: list[dict[str, Any]] = [
-        {"config_name": each.config, "data_files": each.parquet} for each in tables if each.parquet
+        {"config_name": each.config, "data_files": each.parquet, **({"default": True} if each.config == FIRST else {})}
+        for each in tables
+        if each.parquet
     ]
-    for config in configs:
-        if config["config_name"] == FIRST:
-            config["default"] = True
     title = one_line(results.study.title)
     front: dict[str, Any] = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS}
     if configs:
@@ -68,18 +81,12 @@ def _about(results: Results) -> list[AnyBlock]:
 
 def _entry_row(entry: Entry) -> list[str]:
     record = entry.record
-    cells = (
-        entry.name,
-        record.model,
-        record.commit or record.revision,
-        entry.context,
-        record.documents,
-        record.tokens,
-    )
+    weights = (record.model, record.commit or record.revision)
+    cells = (entry.name, *weights, entry.context, record.documents, record.tokens)
     return ["" if cell is None else one_line(str(cell)) for cell in cells]
 
 
-def _tables(tables: Sequence[Shared]) -> list[AnyBlock]:
+def _tables(tables: Sequence[SharedTable]) -> list[AnyBlock]:
     lines = ["import qkscope", "", 'results = qkscope.load_results("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
     if any(each.parquet for each in tables):
         lines += ["", "from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")']

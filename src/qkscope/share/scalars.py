@@ -1,6 +1,6 @@
-"""An entry in a few numbers for trackers: means over heads, by kind of layer and depth, and the share of each category.
+"""A checkpoint in a few numbers for trackers: means over heads, by layer type and depth, and shares of categories.
 
-Each has its standard error over documents beside it (`_se`) where there is one. What is undefined is left out.
+Each has its standard error over documents next to it (`_se`) where there is one. What is undefined is left out.
 """
 
 from __future__ import annotations
@@ -20,35 +20,21 @@ PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qksco
 
 
 def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
-    """The numbers of one entry; a callback in training has the same under a prefix of its own."""
-    scalars = _means(at, name, "", EVERY_HEAD)
+    """The numbers of one checkpoint; callbacks log the same under another prefix."""
     kinds = kinds_in_order(at.heads["layer_kind"])
-    for kind in kinds if len(kinds) > 1 else []:
-        scalars |= _means(at, name, f"{_plain(kind)}/", Part(layer_kind=kind))
-    for depth, part in DEPTHS.items():
-        scalars |= _means(at, name, f"{depth}/", part)
-    for category in CATEGORIES:
-        scalars |= _with_error(at, name, category, f"share/{_plain(category)}", EVERY_HEAD)
-    return {f"{prefix}{key}": value for key, value in scalars.items()}
-
-
-def _means(at: AtWindow, name: str, prefix: str, part: Part) -> dict[str, float]:
+    parts = {"": EVERY_HEAD}
+    parts |= {f"{_key(kind)}/": Part(layer_kind=kind) for kind in (kinds if len(kinds) > 1 else [])}
+    parts |= {f"{depth}/": part for depth, part in DEPTHS.items()}
+    means = {f"{place}{each}_mean": (each, part) for place, part in parts.items() for each in MEASURES}
+    shares = {f"share/{_key(category)}": (category, EVERY_HEAD) for category in CATEGORIES}
     scalars: dict[str, float] = {}
-    for quantity in MEASURES:
-        scalars |= _with_error(at, name, quantity, f"{prefix}{quantity}_mean", part)
-    return scalars
+    for key, (quantity, part) in (means | shares).items():
+        values = [float(value) for value in at.panel.values(quantity, name, part) if math.isfinite(value)]
+        scalars[f"{prefix}{key}"] = sum(values) / len(values) if values else math.nan
+        scalars[f"{prefix}{key}_se"] = at.panel.error(quantity, name, part)
+    return {key: value for key, value in scalars.items() if math.isfinite(value)}
 
 
-def _with_error(at: AtWindow, name: str, quantity: str, key: str, part: Part) -> dict[str, float]:
-    values = at.panel.values(quantity, name, part)
-    defined = [float(value) for value in values if math.isfinite(value)]
-    numbers = {
-        key: sum(defined) / len(defined) if defined else math.nan,
-        f"{key}_se": at.panel.error(quantity, name, part),
-    }
-    return {each: value for each, value in numbers.items() if math.isfinite(value)}
-
-
-def _plain(words: str) -> str:
+def _key(words: str) -> str:
     """A name that every tracker takes: `rotary, sliding 512` becomes `rotary_sliding_512`."""
     return re.sub(r"[^A-Za-z0-9-]+", "_", words).strip("_")

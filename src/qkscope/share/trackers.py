@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from qkscope.errors import InputError, QkscopeError, StorageError, first_line
 from qkscope.lenses.at_window import build_tables
@@ -18,20 +19,17 @@ from qkscope.study.series import safe_name
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-class Tracker(Protocol):
+class Tracker(NamedTuple):
     """One run in a tracker."""
 
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Numbers of one step."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
+    log: Callable[[Mapping[str, float], int], None]  # numbers, and their step
+    close: Callable[[], None]
 
 
 def log_results(
     folder: Path | str, to: str, *, where: Path | None = None, project: str = "qkscope", name: str | None = None
 ) -> list[str]:
-    """Log every entry of a results folder; returns what to tell about it."""
+    """Log every checkpoint, seed or model of a results folder; returns a line about each run that was logged."""
     if to not in TRACKERS:
         raise InputError(f"{to!r} is not a supported tracker; choose one of {', '.join(TRACKERS)}")
     results = load_results(folder)
@@ -67,8 +65,8 @@ def steps_of(entries: Sequence[Entry]) -> tuple[list[int], str]:
 def _open(to: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> Tracker:
     try:
         if to == "tensorboard":
-            return _TensorBoard((where or Path("runs")) / name)
-        return _WeightsAndBiases(to, where, project, name, about)
+            return _tensorboard((where or Path("runs")) / name)
+        return _like_wandb(to, where, {"project": project, "name": name, "config": about})
     except ImportError as error:
         raise InputError(f"{to} is not installed ({error}): pip install {to}") from None
     except QkscopeError:
@@ -77,49 +75,31 @@ def _open(to: str, where: Path | None, project: str, name: str, about: dict[str,
         raise StorageError(f"{to}: could not start a run ({first_line(error)})") from error
 
 
-class _TensorBoard:
+def _tensorboard(folder: Path) -> Tracker:
     """Event files, written without torch and without TensorFlow."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    if any(folder.glob("events.out.tfevents.*")):
+        raise InputError(f"{folder} already has events, which would be mixed with these").advised(
+            python="choose another `where` or `name`", command="choose another --dir or --name, or remove them"
+        )
+    writer = EventFileWriter(str(folder))
 
-        if any(folder.glob("events.out.tfevents.*")):
-            raise InputError(f"{folder} already has events, which would be mixed with these").advised(
-                python="choose another `where` or `name`", command="choose another --dir or --name, or remove them"
-            )
-        self._writer: Any = EventFileWriter(str(folder))
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Numbers of one step."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+    def log(scalars: Mapping[str, float], step: int) -> None:
         values = [Summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def close(self) -> None:
-        """Everything is on disk."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class _WeightsAndBiases:
-    """wandb; trackio has the same functions."""
-
-    def __init__(self, library: str, where: Path | None, project: str, name: str, about: dict[str, str]) -> None:
-        from importlib import import_module
-
-        self._library: Any = import_module(library)
-        options: dict[str, Any] = {"project": project, "name": name, "config": about}
-        if library == "wandb":
-            options["dir"] = str(where) if where is not None else None
-        elif where is not None:
-            raise InputError("trackio has its own place for runs (TRACKIO_DIR); leave out --dir")
-        self._run = self._library.init(**options)
-
-    def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Numbers of one step."""
-        self._library.log(dict(scalars), step=step)
-
-    def close(self) -> None:
-        """Everything is sent, or kept for later."""
-        self._library.finish()
+def _like_wandb(name: str, where: Path | None, options: dict[str, Any]) -> Tracker:
+    """wandb, or trackio, which has the same functions."""
+    library: Any = import_module(name)
+    if name == "wandb":
+        options["dir"] = str(where) if where is not None else None
+    elif where is not None:
+        raise InputError("trackio has its own place for runs (TRACKIO_DIR); leave out --dir")
+    library.init(**options)
+    return Tracker(lambda scalars, step: library.log(dict(scalars), step=step), library.finish)

@@ -1,6 +1,6 @@
-"""Whether a folder holds a whole checkpoint: whoever saves one needs minutes, and may be at it now.
+"""Whether a folder holds a complete checkpoint, or one that is still being saved.
 
-From names, sizes and headers alone, without reading weights: a safetensors file says in its header how long it is.
+Only names, sizes and headers are read, no weights: the header of a safetensors file states how long the file is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _listed(index: Path) -> list[str] | None:
 
 
 def _cut_short(path: Path) -> str | None:
-    """Why a safetensors file is not whole: its header says where its last tensor ends."""
+    """Why a safetensors file is incomplete, from where its header says the last tensor ends; None if it is complete."""
     try:
         with opened(path, MAX_WEIGHTS, follow=True) as file:
             size = path.stat().st_size

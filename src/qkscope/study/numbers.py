@@ -1,4 +1,4 @@
-"""What the name of a checkpoint says: its step, its training tokens, its place among others, a short label."""
+"""What can be read off a checkpoint's name: its step, its training tokens, its place among others, a short label."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens_in(name: str) -> int | float | None:
 
 
 def short(amount: float) -> str:
-    """A number as short as it can be said exactly: 40K, 4.72M, 1234."""
+    """The shortest exact form of a number: 40K, 4.72M, 1234."""
     number = whole(amount)
     for suffix in ("t", "b", "m", "k"):
         hundredths, rest = divmod(number * 100, SCALES[suffix]) if isinstance(number, int) else (0, 1)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from qkscope.kinds import StudyKind
 from qkscope.layers import Stage
-from qkscope.study.harmless import file_safe, locatable, overrides, plain_text
+from qkscope.study.values import file_safe, locatable, overrides, plain_text
 
 # The published study: 300 heads of full-attention layers. Tokens are sampled at 1 / bucket size, see `sampling`.
 PUBLISHED_PROTOCOL: dict[str, Any] = {"heads": {"sample": 300, "seed": 0}, "layers": "full", "buckets": 16}
@@ -63,7 +63,7 @@ class Checkpoint(_Strict):
 
 
 class Series(_Strict):
-    """Several checkpoints at once: folders, or branches of a repository; what else is said holds for each of them."""
+    """Several checkpoints at once: folders, or branches of a repository; the other keys apply to each of them."""
 
     folder: Location | None = None  # a glob, relative to the study file
     revisions: Location | None = None  # a pattern over the branches of `model`
@@ -118,7 +118,7 @@ class Documents(_Strict):
 
 
 class Characters(_Strict):
-    """A window said in characters of text: in tokens it is another one under each tokenizer."""
+    """A window given in characters of text: its length in tokens depends on the tokenizer."""
 
     characters: TokenCount
 
@@ -151,7 +151,7 @@ class Study(_Strict):
     protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
     stage: Stage = "post_rope"  # what the scores are made of; or before rotation
     layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0, lt=2**31)]] = (
-        "all"  # the table says what each layer was
+        "all"  # the table records the type of each layer
     )
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
@@ -163,7 +163,7 @@ class Study(_Strict):
     shard_tokens: Positive = 2**22  # what a run that is killed loses at most; a shard is a whole number of documents
     detail: bool | None = None  # tables with many rows per head; by default up to MOST_IN_DETAIL checkpoints have them
     figure_checkpoints: list[str] | None = None  # which checkpoints the phase portraits show
-    axis: Literal["entries", "step", "tokens"] = "entries"  # of figures: one beside the other, or by a number
+    axis: Literal["entries", "step", "tokens"] = "entries"  # of figures: evenly spaced, or by a number
     axis_scale: Literal["linear", "log"] = "linear"
 
     @field_validator("heads", mode="before")
@@ -192,7 +192,7 @@ class Study(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _published_protocol(cls, settings: Any) -> Any:
-        """`protocol: published` stands for its own samples; what the study says beside it must agree."""
+        """`protocol: published` stands for its own samples; other keys of the study must agree."""
         if not isinstance(settings, dict) or settings.get("protocol") != "published":
             return settings
         for key, value in PUBLISHED_PROTOCOL.items():
@@ -309,7 +309,7 @@ class Study(_Strict):
     def window_in_common(self) -> int | None:
         """The window at which all checkpoints can be compared: `common_window`, or the shortest context.
 
-        None where it is said in characters: how many tokens that is of each tokenizer, only its documents tell.
+        None where it is given in characters: how many tokens that is depends on the tokenizer and the documents.
         """
         if isinstance(self.common_window, Characters):
             return None
@@ -317,5 +317,5 @@ class Study(_Strict):
 
     @property
     def characters_in_common(self) -> int | None:
-        """The same in characters, where the study says it so."""
+        """The common window in characters, if the study gives it so."""
         return self.common_window.characters if isinstance(self.common_window, Characters) else None

@@ -1,6 +1,6 @@
-"""A series of checkpoints said in one line: a glob over folders, or a pattern over the branches of a repository.
+"""A series of checkpoints in one entry of a study: a glob over folders, or a pattern over a repository's branches.
 
-What is found becomes ordinary checkpoints, before anything else sees the study: names, steps and labels come from the
+What is found becomes ordinary checkpoints, before anything else reads the study: names, steps and labels come from the
 names of folders and branches, their order is that of the numbers in them.
 """
 
@@ -13,29 +13,20 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.errors import StudyError
-from qkscope.study.branches import revisions_of
+from qkscope.errors import StudyError, first_line
 from qkscope.study.complete import why_incomplete
-from qkscope.study.harmless import file_safe
 from qkscope.study.numbers import numbers_in, short, step_in, tokens_in
 from qkscope.study.schema import Series
+from qkscope.study.values import file_safe
 
 MOST = 10_000  # checkpoints of a series
 LISTED = 3  # of many that are left out
-CHOOSING = (
-    "folder",
-    "revisions",
-    "exclude",
-    "every",
-    "first",
-    "last",
-    "log",
-    "prefix",
-)  # what is not a checkpoint's own key
+# Keys that choose checkpoints; the others are settings of each of them.
+CHOOSING = {"folder", "revisions", "exclude", "every", "first", "last", "log", "prefix"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +37,12 @@ class Member:
     where: dict[str, str]  # `model`, or `revision`
     step: float | None
     tokens: float | None
-    run: str | None = None  # what tells its run from others of the series
-    order: tuple[Any, ...] = ()
+    run: str | None = None  # what distinguishes its run from others of the series
 
-
-@dataclass
-class Expanded:
-    """The checkpoints of a study one by one, and what a reader should know about how they were found."""
-
-    checkpoints: list[Any] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Runs one after the other, each in the order of the numbers in its names."""
+        return numbers_in(self.run or ""), self.run or "", numbers_in(self.name), self.name
 
 
 def is_series(entry: object) -> bool:
@@ -63,57 +50,54 @@ def is_series(entry: object) -> bool:
     return isinstance(entry, dict) and bool({"folder", "revisions"} & set(entry))
 
 
-def expand(entries: Sequence[Any | Series], folder: Path, model: str | None) -> Expanded:
-    """Each series replaced by the checkpoints that it finds; paths are relative to `folder`."""
-    expanded = Expanded()
-    made: list[int] = []  # which of them a series made
+def expand(entries: Sequence[Any | Series], folder: Path, model: str | None) -> tuple[list[Any], list[str]]:
+    """Each series replaced by the checkpoints that it finds, and notes about what was left out.
+
+    Paths are relative to `folder`; `model` is the study's.
+    """
+    checkpoints: list[Any] = []
+    notes: list[str] = []
+    from_series: list[int] = []  # indices of checkpoints
     for entry in entries:
         if not isinstance(entry, Series):
-            expanded.checkpoints.append(entry)
+            checkpoints.append(entry)
             continue
-        notes: list[str] = []
-        there = members_of(entry, folder, model, notes)
-        if not there:
-            remarks = f"; {'; '.join(notes)}" if notes else ""
-            raise StudyError(f"{entry.folder or entry.revisions!r} finds no checkpoint, looking from {folder}{remarks}")
-        expanded.notes += notes
-        members = chosen(there, entry)
-        own = own_keys(entry)
-        made += range(len(expanded.checkpoints), len(expanded.checkpoints) + len(members))
-        expanded.checkpoints += [checkpoint_of(member, own, entry.prefix or "") for member in members]
-    make_labels_differ(expanded.checkpoints, made)
-    return expanded
+        members, remarks = find_members(entry, folder, model)
+        if not members:
+            why = "".join(f"; {remark}" for remark in remarks)
+            raise StudyError(f"{entry.folder or entry.revisions!r} finds no checkpoint, looking from {folder}{why}")
+        notes += remarks
+        for member in select_members(members, entry):
+            from_series.append(len(checkpoints))
+            checkpoints.append(checkpoint_settings(member, entry))
+    make_labels_differ(checkpoints, from_series)
+    return checkpoints, notes
 
 
-def own_keys(series: Series) -> dict[str, Any]:
-    """What a series says of each of its checkpoints."""
-    return series.model_dump(exclude_none=True, exclude=set(CHOOSING))
-
-
-def members_of(series: Series, folder: Path, model: str | None, notes: list[str]) -> list[Member]:
-    """All checkpoints that a series' pattern finds, in order; those that are not whole are left out and told."""
+def find_members(series: Series, folder: Path, model: str | None) -> tuple[list[Member], list[str]]:
+    """All checkpoints that a series' pattern finds, in order, and notes about those that were left out."""
+    notes: list[str] = []
     if series.revisions is not None:
         members = _branches(series.revisions, series.model or model, folder)
     else:
-        members = _folders(series.folder or "", folder, notes)
-    unwanted = series.exclude or []
-    members = [member for member in members if not any(fnmatch.fnmatchcase(member.name, each) for each in unwanted)]
-    unplaced = [member.name for member in members if not numbers_in(member.name)]
-    if unplaced:
-        shown = ", ".join(map(repr, unplaced[:LISTED]))
+        members, notes = _folders(series.folder or "", folder)
+    members = [each for each in members if not any(fnmatch.fnmatchcase(each.name, x) for x in series.exclude or [])]
+    unordered = [member.name for member in members if not numbers_in(member.name)]
+    if unordered:
+        shown = ", ".join(map(repr, unordered[:LISTED]))
         notes.append(f"left out of the series, with no number to order it by: {shown}; list it separately")
-    return sorted((member for member in members if numbers_in(member.name)), key=lambda member: member.order)
+    return sorted((m for m in members if numbers_in(m.name)), key=lambda member: member.order), notes
 
 
-def chosen(members: Sequence[Member], series: Series) -> list[Member]:
-    """What any of `every`, `first`, `last` and `log` chooses of each run; all, where none is given."""
+def select_members(members: Sequence[Member], series: Series) -> list[Member]:
+    """What any of `every`, `first`, `last` and `log` selects of each run; all, where none is given."""
     runs: dict[str | None, list[Member]] = {}
     for member in members:
         runs.setdefault(member.run, []).append(member)
-    return [run[place] for run in runs.values() for place in sorted(_places(run, series))]
+    return [run[index] for run in runs.values() for index in sorted(_selected(run, series))]
 
 
-def _places(members: Sequence[Member], series: Series) -> set[int]:
+def _selected(members: Sequence[Member], series: Series) -> set[int]:
     every = range(len(members))
     picks: list[set[int]] = []
     if series.every is not None:
@@ -128,7 +112,7 @@ def _places(members: Sequence[Member], series: Series) -> set[int]:
 
 
 def _log_spaced(members: Sequence[Member], count: int) -> set[int]:
-    """So many, as evenly as there are any along the logarithm of the step; the first and the last among them."""
+    """`count` of them, as evenly as possible along the logarithm of the step, the first and the last included."""
     missing = [member.name for member in members if member.step is None]
     if missing:
         raise StudyError(f"log: {missing[0]!r} does not say its step, so it has no place on a logarithmic scale")
@@ -141,7 +125,7 @@ def _log_spaced(members: Sequence[Member], count: int) -> set[int]:
     return picked
 
 
-def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
+def _folders(pattern: str, folder: Path) -> tuple[list[Member], list[str]]:
     if "**" in pattern:
         raise StudyError(f"{pattern!r}: ** would look through every folder below; write * for each level")
     try:
@@ -156,27 +140,21 @@ def _folders(pattern: str, folder: Path, notes: list[str]) -> list[Member]:
         raise StudyError(
             f"{pattern!r}: {incomplete[folders[0]]}; for a series write for instance {pattern}/checkpoint-*"
         )
+    notes = []
     if incomplete:
         shown = "; ".join(f"{place} {why}" for place, why in list(incomplete.items())[:LISTED])
         more = f"; and {len(incomplete) - LISTED} more" if len(incomplete) > LISTED else ""
         notes.append(f"left out of the series as incomplete: {shown}{more}")
-    return _in_runs([place for place in folders if place not in incomplete])
+    return _in_runs([place for place in folders if place not in incomplete]), notes
 
 
 def _in_runs(places: Sequence[str]) -> list[Member]:
-    """Folders as members; where they lie in several folders, what tells these apart is the run."""
-    parents = {place: Path(place).parts[:-1] for place in places}
-    widths = {len(parts) for parts in parents.values()}
-    varying = (
-        [k for k in range(next(iter(widths))) if len({parts[k] for parts in parents.values()}) > 1]
-        if len(widths) == 1
-        else []
-    )
-    members = []
-    for place, parts in parents.items():
-        run = "-".join(parts[k] for k in varying) or None
-        members.append(_member(Path(place).name, {"model": place}, run))
-    return members
+    """Folders as members; where they lie in several folders, the parts in which these differ name the run."""
+    parents = [Path(place).parts[:-1] for place in places]
+    levels = list(zip(*parents, strict=True)) if len(set(map(len, parents))) == 1 else []
+    varying = [level for level, names in enumerate(levels) if len(set(names)) > 1]
+    runs = ["-".join(parts[level] for level in varying) or None for parts in parents]
+    return [_member(Path(place).name, {"model": place}, run) for place, run in zip(places, runs, strict=True)]
 
 
 def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
@@ -194,19 +172,53 @@ def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
     return [_member(name, {"revision": name}) for name in matching]
 
 
+def revisions_of(model: str) -> list[str]:
+    """Names of all branches and tags of a model's repository on the Hub; offline, those that the cache knows."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        refs = Path(constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}" / "refs"
+        cached = [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
+        if not cached:
+            raise StudyError(f"HF_HUB_OFFLINE is set, and the cache holds no revision of {model}")
+        return cached
+    try:
+        listed = HfApi().list_repo_refs(model)
+    except GatedRepoError:
+        raise StudyError(
+            f"{model} is gated: accept its terms on its page, then set HF_TOKEN to a token of that account"
+        ) from None
+    except RepositoryNotFoundError:
+        raise StudyError(
+            f"there is no repository {model}, or it is private: check the id, and set HF_TOKEN if it is private"
+        ) from None
+    except Exception as error:  # of the library: no route, no server, an invalid answer
+        raise StudyError(
+            f"the branches of {model} could not be listed ({first_line(error)}); with HF_HUB_OFFLINE=1 those in the "
+            "cache are used"
+        ) from error
+    return list(dict.fromkeys(ref.name for ref in [*listed.branches, *listed.tags]))
+
+
 def _member(name: str, where: dict[str, str], run: str | None = None) -> Member:
-    order = (numbers_in(run or ""), run or "", numbers_in(name), name)
-    return Member(name, where, step_in(name), tokens_in(name), run, order)
+    return Member(name, where, step_in(name), tokens_in(name), run)
 
 
-def checkpoint_of(member: Member, own: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The member as a study would name it; what the series says of all its members holds for it."""
+def checkpoint_settings(member: Member, series: Series) -> dict[str, Any]:
+    """The member as a study would list it, with the settings that the series gives to all of its members."""
+    own, prefix = shared_settings(series), series.prefix or ""
     run = own.get("run", member.run)
     name = safe_name(f"{prefix}{f'{member.run}-' if member.run else ''}{member.name}")
     label = member.name if member.step is None else short(member.step)
     label = f"{run} {label}" if run else f"{prefix}{label}"
     stated = {"step": member.step, "tokens": member.tokens, "run": run}
     return {"name": name, **member.where, "label": label, **{k: v for k, v in stated.items() if v is not None}, **own}
+
+
+def shared_settings(series: Series) -> dict[str, Any]:
+    """The settings that a series gives to each of its checkpoints."""
+    return series.model_dump(exclude_none=True, exclude=CHOOSING)
 
 
 def safe_name(text: str) -> str:
@@ -218,10 +230,10 @@ def safe_name(text: str) -> str:
         raise StudyError(f"{text[:100]!r} cannot name a checkpoint: {error}") from None
 
 
-def make_labels_differ(checkpoints: list[Any], made: Sequence[int]) -> None:
-    """Of labels that are there twice, those that a series made give way to the name."""
-    named = [entry for entry in checkpoints if isinstance(entry, dict)]
-    times = Counter(str(entry.get("label") or entry.get("name")) for entry in named)
-    for place in made:
-        if times[checkpoints[place]["label"]] > 1:
-            checkpoints[place]["label"] = checkpoints[place]["name"]
+def make_labels_differ(checkpoints: list[Any], changeable: Sequence[int]) -> None:
+    """Of labels that are there twice, replace those of the `changeable` checkpoints by the name."""
+    listed = [entry for entry in checkpoints if isinstance(entry, dict)]
+    times = Counter(str(entry.get("label") or entry.get("name")) for entry in listed)
+    for index in changeable:
+        if times[checkpoints[index]["label"]] > 1:
+            checkpoints[index]["label"] = checkpoints[index]["name"]

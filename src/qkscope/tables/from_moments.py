@@ -23,13 +23,13 @@ from qkscope.results.folder import (
     results_file,
 )
 from qkscope.results.left_out import read_left_out
-from qkscope.results.lock import only_run
-from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.lock import lock_folder
+from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, shared_attention, write_provenance
 from qkscope.results.remove import remove_head_table
-from qkscope.results.twins import shared_attention
-from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
+from qkscope.study.values import file_safe
+from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
 from qkscope.tables.parts import TablePart, is_joined, join_parts, require_same_columns
@@ -102,7 +102,7 @@ def analyze_folder(
     }
     study = changed(study, {key: value for key, value in changes.items() if value is not None})
     _require_own_moments(folder, study)
-    with only_run(out or folder):
+    with lock_folder(out or folder):
         return analyze_study(folder, study, events, command, out)
 
 
@@ -159,7 +159,7 @@ def analyze_files(
         skip=skip_positions or 0,
         detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
     )
-    with only_run(out):
+    with lock_folder(out):
         return write_results(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
 
 

@@ -27,7 +27,7 @@ from qkscope.results.folder import (
     refuse_links,
     results_file,
 )
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
 from qkscope.train.cost import Cost, Seconds
@@ -109,7 +109,7 @@ class TrainingFolder:
 
         if (known := self.scalars(step)) is not None:
             return known
-        with only_run(self.path):
+        with lock_folder(self.path):
             self._take_over(moments)
             part = self._part(step, moments, tokens)
             self._require_same_columns(part)
@@ -129,7 +129,7 @@ class TrainingFolder:
 
     def apart(self, step: int, moments: Moments) -> float:
         """How far r_q or r_k of any head, measured now, is from what the tables say of that step."""
-        with only_run(self.path):
+        with lock_folder(self.path):
             part = self._part(step, moments)
             new = self._rows(part, QK_CSV)
             remove_parts(self.path)
@@ -150,7 +150,7 @@ class TrainingFolder:
 
         if self._page_is_of == len(self._record.steps) or not self._record.steps:
             return
-        with only_run(self.path):
+        with lock_folder(self.path):
             self._write_study_tables()
             write_report(self.path, figures=False)
         self._page_is_of = len(self._record.steps)

@@ -27,7 +27,7 @@ from qkscope.results.folder import (
     vectors_path,
 )
 from qkscope.results.left_out import read_left_out
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
@@ -65,7 +65,7 @@ def write_plasticity_pairs(
             f"{len(names)} of {len(study.checkpoints)} checkpoints have vectors, and rows in {PLASTICITY_SAMPLED_CSV}"
         )
     path = head_table_path(place, PLASTICITY_SAMPLED_CSV)
-    with only_run(place):
+    with lock_folder(place):
         rows = pd.concat([_of_checkpoint(folder, study, name, pairs) for name in names], ignore_index=True)
         write_csv(rows, path)
     events.wrote(str(path))

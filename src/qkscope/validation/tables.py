@@ -16,9 +16,9 @@ from qkscope.lenses.sums import layer_sums
 from qkscope.results.csv_files import csv_text, write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
-from qkscope.results.lock import only_run
+from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
-from qkscope.study.harmless import file_safe
+from qkscope.study.values import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.outdated import remove_outdated
 from qkscope.validation.layout import VectorsError, stored_sample
@@ -105,7 +105,7 @@ def analyze_vectors(
     names, components = [source.name for source in parsed], components or COMPONENTS
     if len(set(names)) != len(names):
         raise InputError(f"two datasets are named {max(names, key=names.count)!r}; write NAME=DIR")
-    with only_run(out):
+    with lock_folder(out):
         tables: list[pd.DataFrame] = []
         records: list[CheckpointRecord] = []
         for source in parsed:

@@ -23,7 +23,7 @@ from qkscope.lenses.rope.split_sums import Predictions, entry_layer
 from qkscope.lenses.rows import over_layers
 from qkscope.lenses.study_sums import StudySums, shown_heads
 from qkscope.moments.rest import RestFile
-from qkscope.results.mapped import Gathered
+from qkscope.results.mapped import SpillingTable
 from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
@@ -74,7 +74,7 @@ HEADS = StudyTable(HEADS_FILE, SPLIT, (*STEP, "layer", "head", "quantity"), (*ST
 def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
     """The split of every step, at each choice of windows."""
     means: list[dict[str, Any]] = []
-    heads = Gathered()
+    heads = SpillingTable()
     measured = Measured.read(study)
     for choice, windows in study.windows:
         for before, after, step in split_steps(study, windows, measured):

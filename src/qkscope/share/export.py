@@ -13,11 +13,21 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from qkscope.errors import InputError, StorageError, TableError
-from qkscope.files import replacing, require_writable, write_text, writing
+from qkscope.files import (
+    is_abandoned,
+    new_beside,
+    remove_file,
+    replacing,
+    require_writable,
+    temporary_of,
+    write_text,
+    writing,
+)
 from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_json, read_bytes
 from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
 from qkscope.lenses.registry import registered
@@ -35,33 +45,26 @@ from qkscope.results.folder import (
     FILES,
     PROVENANCE_JSON,
     STUDY_YAML,
+    TABLE,
+    TABLES,
+    entries,
     figure_folder,
     head_table_path,
     results_file,
+    tables_folder,
 )
 from qkscope.results.local_paths import PathShortener
 from qkscope.results.read import Results, load_results
-from qkscope.share.card import dataset_card
-from qkscope.share.parquet import shared_tables, write_parquet
-from qkscope.share.staging import staged
+from qkscope.share.card import SharedTable, dataset_card
 from qkscope.words.blocks import to_markdown
 
 TEXT = "text"  # the column with tokens of documents
 LARGEST_TABLE = 16 * 2**30  # bytes
-LARGEST_PICTURE = 2**28
-LARGEST_RECORD = 2**28
+LARGEST_FILE = 2**28  # bytes of a picture or a record
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results give the same bytes
 SHOWN_PATHS = 5
 BOTH_PICTURES = f"`{FIGURE_PNG}`, `{FIGURE_SVG}`"
 Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """What an export contains beyond the usual."""
-
-    with_text: bool = False  # tables with the text of tokens
-    parquet: bool = False  # every table also as Parquet, which the Hub's viewer shows
 
 
 def export_results(
@@ -69,11 +72,15 @@ def export_results(
     out: Path,
     *,
     archive: bool,
-    settings: ExportSettings | None = None,
+    with_text: bool = False,
+    parquet: bool = False,
     report: Notify = lambda line: None,
 ) -> Path:
-    """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is."""
-    folder, chosen = Path(folder), settings or ExportSettings()
+    """Export a results folder, as a folder or as a zip archive, whole or not at all; returns where it is.
+
+    `with_text` includes tables with the text of tokens; with `parquet`, every table is also written as Parquet.
+    """
+    folder = Path(folder)
     if out.resolve() == folder.resolve():
         raise InputError(f"{out} is the results folder itself; export to another folder")
     if not archive and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -81,54 +88,61 @@ def export_results(
             python="choose another `out`", command="choose another --out"
         )
     require_writable(out.parent)
-    with _failing_as(out), staged(out) as temporary:
+    with _failing_as(out), _temporary_folder(out) as temporary:
         place = temporary / (folder.resolve().name or "results")  # the name is the title, where there is no other
-        fill_export(folder, place, chosen, report)
+        fill_export(folder, place, report, with_text=with_text, parquet=parquet)
         if archive:
-            _pack(place, out)
+            _write_archive(place, out)
         else:
             os.replace(place, out)
     return out
 
 
-def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> Results:
+def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, parquet: bool) -> Results:
     """Write the export of a results folder into a new folder; returns it as it is read back."""
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
-    for name in table_names():
+    for name in _table_names():
         source = head_table_path(folder, name)
         if os.path.lexists(source):
-            if not settings.with_text and TEXT in _header(source):
+            if not with_text and TEXT in _column_names(source):
                 report(f"note: {name} stays here because it contains document text; --with-text includes it")
                 continue
             _copy(source, place / name, LARGEST_TABLE, table=True)
-    shortener = PathShortener()
-    _write_records(folder, place, shortener)
-    _tell_paths(shortener, report)
-    tables = _read_back(place, folder)
+    _write_records(folder, place, report)
+    try:
+        tables = build_tables(load_results(place))
+    except TableError as error:  # what is wrong with the export is wrong with the results folder
+        raise TableError(str(error).replace(str(place), str(folder))) from None
     write_tables(tables, place)
     write_page(tables, lead(tables), page_cards(tables))
-    if not _write_cards(tables, folder, place):
+    if not _write_figures(tables, folder, place):
         report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
-    shared = shared_tables(place)
-    if settings.parquet:
-        shared = write_parquet(shared, place)
+    shared = [SharedTable(name) for name in _tables_in(place)]
+    shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(tables_folder(place))]
+    if parquet:
+        shared = [_write_parquet(table, place) for table in shared]
     write_text(place / CARD, dataset_card(tables.results, shared, files_in(place)))
     return tables.results
-
-
-def table_names() -> list[str]:
-    """The tables with rows per head, or about the whole study, that this tool writes."""
-    lenses = registered()
-    names = [name for name in FILES if name.endswith(".csv")]
-    names += [table.file for lens in lenses for table in lens.tables]
-    names += [table.file for lens in lenses for build in lens.of_study for table in build.tables]
-    return list(dict.fromkeys(names))
 
 
 def files_in(place: Path) -> list[str]:
     """Every file of an export, in order."""
     return sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+
+
+def _table_names() -> list[str]:
+    """The tables with rows per head, or about the whole study, that this tool writes."""
+    names = [name for name in FILES if name.endswith(".csv")]
+    for lens in registered():
+        names += [table.file for table in lens.tables]
+        names += [table.file for table in lens.sampled]
+        names += [table.file for build in lens.of_study for table in build.tables]
+    return list(dict.fromkeys(names))
+
+
+def _tables_in(folder: Path) -> list[str]:
+    return [entry.name for entry in entries(folder) if TABLE.fullmatch(entry.name) and entry.is_file()]
 
 
 @contextmanager
@@ -140,38 +154,13 @@ def _named(path: Path) -> Iterator[None]:
         raise TableError(f"{path}: {error}") from None
 
 
-def _header(path: Path) -> list[str]:
+def _column_names(path: Path) -> list[str]:
     """The column names of a table, in lower case."""
     with _named(path), opened(path, LARGEST_TABLE) as file:
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
             raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")
-        try:
-            return [name.strip(' "\r\n').lower() for name in line.decode("utf-8-sig").split(",")]
-        except UnicodeDecodeError:
-            raise Unreadable("has a header that is not UTF-8, so it is not a table") from None
-
-
-def _copy(source: Path, target: Path, largest: int, *, table: bool = False) -> None:
-    with _named(source), opened(source, largest) as file, replacing(target) as temporary, temporary.open("wb") as copy:
-        shutil.copyfileobj(lines_of(file) if table else file, copy)
-
-
-def _write_records(folder: Path, place: Path, shortener: PathShortener) -> None:
-    """Provenance, study and ablations, with every absolute path shortened."""
-    for name in (PROVENANCE_JSON, ABLATION_JSON, STUDY_YAML):
-        source = results_file(folder, name)
-        if not os.path.lexists(source):
-            continue
-        with _named(source):
-            contents = read_bytes(source, LARGEST_RECORD)
-            if name != STUDY_YAML:
-                value = shortener.value(parse_json(contents), name)
-                text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-            else:
-                lines = io.StringIO(_decoded(contents))
-                text = "".join(shortener.text(line, name) for line in lines)
-        write_text(place / name, text)
+        return [name.strip(' "\r\n').lower() for name in _decoded(line).removeprefix("\ufeff").split(",")]
 
 
 def _decoded(contents: bytes) -> str:
@@ -181,39 +170,84 @@ def _decoded(contents: bytes) -> str:
         raise Unreadable("is not UTF-8") from None
 
 
-def _tell_paths(shortener: PathShortener, report: Notify) -> None:
-    """Say which absolute paths are not shared, and under which keys they were."""
-    keys = list(shortener.paths_by_key.items())
-    for key, paths in keys[:SHOWN_PATHS]:
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        report(f"note: {key}: absolute paths are shortened ({paths[0]}{more})")
-    if len(keys) > SHOWN_PATHS:
-        report(f"note: absolute paths under {len(keys) - SHOWN_PATHS} more keys are shortened")
+def _copy(source: Path, target: Path, largest: int, *, table: bool = False) -> None:
+    with _named(source), opened(source, largest) as file, replacing(target) as temporary, temporary.open("wb") as copy:
+        shutil.copyfileobj(lines_of(file) if table else file, copy)
 
 
-def _read_back(place: Path, folder: Path) -> StudyTables:
-    """The export as others will read it; what is wrong with it is wrong with the results folder."""
-    try:
-        return build_tables(load_results(place))
-    except TableError as error:
-        raise TableError(str(error).replace(str(place), str(folder))) from None
+def _write_records(folder: Path, place: Path, report: Notify) -> None:
+    """Provenance, study and ablations with every absolute path shortened; report where paths were."""
+    shortener = PathShortener()
+    for name in (PROVENANCE_JSON, ABLATION_JSON, STUDY_YAML):
+        source = results_file(folder, name)
+        if not os.path.lexists(source):
+            continue
+        with _named(source):
+            contents = read_bytes(source, LARGEST_FILE)
+            if name == STUDY_YAML:
+                text = "".join(shortener.text(line, name) for line in io.StringIO(_decoded(contents)))
+            else:
+                value = shortener.value(parse_json(contents), name)
+                text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        write_text(place / name, text)
+    by_key = shortener.paths_by_key
+    for key in list(by_key)[:SHOWN_PATHS]:
+        more = f" and {len(by_key[key]) - 1} more" if len(by_key[key]) > 1 else ""
+        report(f"note: {key}: absolute paths are shortened ({by_key[key][0]}{more})")
+    if len(by_key) > SHOWN_PATHS:
+        report(f"note: absolute paths under {len(by_key) - SHOWN_PATHS} more keys are shortened")
 
 
-def _write_cards(tables: StudyTables, folder: Path, place: Path) -> int:
+def _write_figures(tables: StudyTables, folder: Path, place: Path) -> int:
     """The figures that were drawn, as vector graphics, with their cards; returns how many."""
     written = 0
     for figure in drawable(tables):
         name = folder_name(figure)
         picture = figure_folder(folder, name) / FIGURE_SVG
         if picture.is_file():
-            _copy(picture, figure_folder(place, name) / FIGURE_SVG, LARGEST_PICTURE)
+            _copy(picture, figure_folder(place, name) / FIGURE_SVG, LARGEST_FILE)
             card = to_markdown(figure_card(figure, tables)).replace(BOTH_PICTURES, f"`{FIGURE_SVG}`", 1)
             write_text(figure_folder(place, name) / CARD, card)
             written += 1
     return written
 
 
-def _pack(place: Path, out: Path) -> None:
+def _write_parquet(table: SharedTable, place: Path) -> SharedTable:
+    """Write a table that has rows as Parquet, too; returns it with where that is."""
+    import pyarrow.parquet as pq
+
+    rows = read_typed_csv(place / table.file)
+    if rows.num_rows == 0:  # its columns would have no type
+        return table
+    path = f"data/{'summaries/' if '/' in table.file else ''}{Path(table.file).stem}.parquet"
+    (place / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, place / path, compression="zstd")
+    return replace(table, parquet=path)
+
+
+def read_typed_csv(path: Path) -> Any:
+    """A CSV table as an Arrow table with fixed types: an empty cell is null, and names are always text."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    try:
+        with _named(path), opened(path, LARGEST_TABLE) as file:
+            header = file.readline(LONGEST_LINE).decode("utf-8").rstrip("\r\n").split(",")
+            file.seek(0)
+            texts = {name: pa.string() for name in header if name.endswith(("model", "label"))}
+            convert = csv.ConvertOptions(
+                column_types=texts, null_values=["", "nan", "NaN"], strings_can_be_null=False, check_utf8=True
+            )
+            table = csv.read_csv(file, convert_options=convert)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: cannot be read as a table: {str(error)[:200]}") from None
+    for number, column in enumerate(table.schema):
+        if pa.types.is_null(column.type):  # empty in every row: numbers that are not known
+            table = table.set_column(number, column.name, table.column(number).cast(pa.float64()))
+    return table
+
+
+def _write_archive(place: Path, out: Path) -> None:
     with replacing(out) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as file:
         for name in files_in(place):
             member = zipfile.ZipInfo(name, EPOCH)
@@ -221,6 +255,27 @@ def _pack(place: Path, out: Path) -> None:
             member.file_size = (place / name).stat().st_size
             with (place / name).open("rb") as contents, file.open(member, "w") as packed:
                 shutil.copyfileobj(contents, packed)
+
+
+@contextmanager
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """An empty folder next to `out`, removed at the end.
+
+    It is locked: the next export to `out` removes what a killed one left, and nothing that somebody is writing now.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for entry in entries(out.parent):
+        if temporary_of(entry.name) == out.name and not entry.is_symlink() and is_abandoned(Path(entry.path)):
+            if entry.is_dir():
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                remove_file(Path(entry.path))
+    descriptor, place = new_beside(out, folder=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(descriptor)
 
 
 @contextmanager
