@@ -29,7 +29,6 @@ from qkscope.results.remove import remove_head_table
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.study.values import file_safe
-from qkscope.tables.makers import AnalysisSettings, TableParts
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
 from qkscope.tables.parts import TablePart, is_joined, join_parts, require_same_columns
