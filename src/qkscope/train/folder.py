@@ -217,9 +217,9 @@ class TrainingFolder:
         }
 
     def _row_settings(self, context: int) -> RowSettings:
-        from qkscope.tables.makers import AnalysisSettings
+        from qkscope.lenses.rows import RowSettings
 
-        return AnalysisSettings(context, self.components, skip=self.skip_positions, detail=self.detail).rows()
+        return RowSettings(common=context, components=self.components, skip=self.skip_positions, detail=self.detail)
 
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
         """The step's lines of all tables, in a file of their own: those that its moments file would give."""
