@@ -7,7 +7,7 @@ memory allows, so that a pass with an edit begins at L.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qkscope.ablate.tap import Attention, CheckTap, Edits, EditTap
+from qkscope.ablate.tap import Attention, Edits, EditTap
 from qkscope.capture.backbone import evaluation, forward_signature, input_device, text_backbone
 from qkscope.errors import CaptureError, InputError
 
@@ -26,7 +26,7 @@ ROWS = 512  # tokens whose logits over the vocabulary are held at once in float3
 Losses = NDArray[np.float64]
 
 
-class Ablation:
+class EditableModel:
     """A language model whose heads can be edited, on one document at a time. Use it as a context manager."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,51 +35,49 @@ class Ablation:
             raise InputError(f"{type(model).__name__} has no language-model head, so no loss; load it with its head")
         self._tap = EditTap(self._backbone)
         self._layers = decoder_layers(self._backbone)
-        self._outputs: dict[int, Any] = {}  # layer: its output in the pass without edits
+        self._outputs: dict[int, Any] = {}  # by layer, in the pass without edits
         self._ids: Tensor | None = None
+        self._open = ExitStack()
 
-    def __enter__(self) -> Ablation:
-        self._held = evaluation(self._model)
-        self._held.__enter__()
-        self._tap.__enter__()
+    def __enter__(self) -> EditableModel:
+        self._open.enter_context(evaluation(self._model))
+        self._open.enter_context(self._tap)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._outputs.clear()
-        self._tap.__exit__(*error)
-        self._held.__exit__(*error)
+        self._open.__exit__(*error)
 
     def check(self, ids: NDArray[np.int64]) -> dict[int, str]:
         """The layers that cannot be edited, and why; found by computing every head of one document explicitly."""
-        self._tap.__exit__(None, None, None)
-        tap = CheckTap(self._backbone)
+        self._tap.checking = True
         try:
-            with tap:
-                self._forward(self._tokens(ids))
+            self._forward(self._tokens(ids))
         finally:
-            self._tap.__enter__()
-        if not tap.calls:
+            self._tap.checking = False
+        if not self._tap.calls:
             raise CaptureError("no attention call arrived from this model, so none of its heads can be edited")
-        return tap.refused
+        return self._tap.refused
 
     @property
     def attention(self) -> dict[tuple[int, int], Attention]:
-        """Where the watched heads looked in the last pass, by (layer, head)."""
+        """Where the watched heads attended in the last pass, by (layer, head)."""
         return self._tap.attention
 
     def begin(self, ids: NDArray[np.int64], watched: Collection[tuple[int, int]] = ()) -> Losses:
-        """Take up a document: the loss of each token but the first, without edits; `watched` heads fill `attention`."""
+        """Take a document (tokens,); the loss of each token but the first, without edits.
+
+        `attention` gets where the `watched` heads attend.
+        """
         self._ids = self._tokens(ids)
         self._outputs.clear()
-        with self._keeping():
+        with self._outputs_kept():
             return self._pass({}, watched)
 
     def edited(self, edits: Edits, watched: Collection[tuple[int, int]] = ()) -> Losses:
         """The losses of the same document with edits."""
-        if self._ids is None:
-            raise InputError("take up a document with `begin` before editing")
         changed = [layer for layer in edits if edits[layer]]
-        with self._beginning_at(min([*changed, *(layer for layer, _ in watched)], default=0)):
+        with self._starting_at(min([*changed, *(layer for layer, _ in watched)], default=0)):
             return self._pass(edits, watched)
 
     def _pass(self, edits: Edits, watched: Collection[tuple[int, int]]) -> Losses:
@@ -93,6 +91,7 @@ class Ablation:
         return torch.as_tensor(np.asarray(ids), dtype=torch.long)[None].to(input_device(self._backbone))
 
     def _forward(self, ids: Tensor) -> Tensor:
+        """Logits (1, tokens, vocabulary)."""
         arguments: dict[str, Any] = {"input_ids": ids}
         if "use_cache" in forward_signature(self._model).parameters:
             arguments["use_cache"] = False
@@ -100,9 +99,8 @@ class Ablation:
         return logits
 
     def _losses(self) -> Losses:
-        ids = self._ids
-        assert ids is not None
-        logits, targets = self._forward(ids)[0, :-1], ids[0, 1:]
+        assert self._ids is not None  # `begin` was called
+        logits, targets = self._forward(self._ids)[0, :-1], self._ids[0, 1:]
         parts = [
             functional.cross_entropy(rows.float(), of.to(rows.device), reduction="none")
             for rows, of in zip(torch.split(logits, ROWS), torch.split(targets, ROWS), strict=True)
@@ -110,7 +108,7 @@ class Ablation:
         return torch.cat(parts).double().cpu().numpy()
 
     @contextmanager
-    def _keeping(self) -> Iterator[None]:
+    def _outputs_kept(self) -> Iterator[None]:
         """Keep each layer's output, as long as there is room for it."""
         room = MOST_KEPT
 
@@ -120,34 +118,21 @@ class Ablation:
             if room >= 0:
                 self._outputs[layer] = output
 
-        hooks = [
-            module.register_forward_hook(lambda _m, _i, output, layer=layer: keep(layer, output))
-            for layer, module in self._layers.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer, module in self._layers.items():
+                hook = module.register_forward_hook(lambda _m, _i, output, layer=layer: keep(layer, output))
+                hooks.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
-    def _beginning_at(self, first: int) -> Iterator[None]:
+    def _starting_at(self, first: int) -> Iterator[None]:
         """Layers before `first` return what they returned without edits; they are not computed."""
-        skipped = [layer for layer in self._layers if layer < first and layer in self._outputs]
-        replaced: list[nn.Module] = []
-        try:
-            for layer in skipped:
-                module = self._layers[layer]
-                module.forward = _returning(self._outputs[layer])
-                replaced.append(module)
+        with ExitStack() as replaced:
+            for layer, module in self._layers.items():
+                if layer < first and layer in self._outputs:
+                    module.forward = lambda *_args, _output=self._outputs[layer], **_kwargs: _output
+                    replaced.callback(delattr, module, "forward")
             yield
-        finally:
-            for module in replaced:
-                del module.forward
-
-
-def _returning(output: Any) -> Any:
-    return lambda *args, **kwargs: output
 
 
 def _tensors(output: Any) -> list[Tensor]:
@@ -162,16 +147,3 @@ def decoder_layers(backbone: nn.Module) -> dict[int, nn.Module]:
     blocks = dict(enumerate(lists[0]))
     plain = all("forward" not in vars(block) and not hasattr(block, "_hf_hook") for block in blocks.values())
     return blocks if plain else {}
-
-
-def repeats(ids: NDArray[np.int64], length: int = 3) -> NDArray[np.bool_]:
-    """Which tokens, of all but the first, end a run of `length` tokens that the document has had before."""
-    tokens = [int(token) for token in ids]
-    seen: set[tuple[int, ...]] = set()
-    repeated = np.zeros(max(len(tokens) - 1, 0), dtype=bool)
-    for end in range(length - 1, len(tokens)):
-        run = tuple(tokens[end - length + 1 : end + 1])
-        if end > 0:
-            repeated[end - 1] = run in seen
-        seen.add(run)
-    return repeated

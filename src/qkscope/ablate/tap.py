@@ -1,4 +1,4 @@
-"""Change some heads' scores at the kernel's door, and nothing else.
+"""Change the scores of some heads where the model calls its attention kernel, and nothing else.
 
 The model's own kernel runs for all heads. For edited heads attention is then computed again, explicitly, with the edit,
 and their part of the kernel's output is replaced. So all other heads, also those that read the same keys, keep the
@@ -20,23 +20,24 @@ from qkscope.errors import CaptureError
 
 Edits = Mapping[int, Mapping[int, HeadEdit]]  # layer: head: edit
 BLOCK = 512  # queries whose scores are held at once
-UNKNOWN = ("softcap", "s_aux", "head_mask", "block_mask")  # of a kernel's arguments: they change scores in other ways
-# Between the kernel's output and the explicit one, as a share of the output's size: rounding, by precision.
+OTHER_CHANGES = ("softcap", "s_aux", "head_mask", "block_mask")  # arguments of kernels that change scores otherwise
+# Tolerance between the kernel's output and the explicit one, as a share of the output's size, by precision.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Where a head looks, on average over the queries of a pass but the first, which sees itself only."""
+    """Where a head attends: means over the queries of a pass but the first, which sees itself only."""
 
-    entropy: float  # of its attention weights, in nats
+    entropy: float  # of the attention weights, in nats
     distance: float  # from the query to the keys, in tokens, weighted by attention
 
 
 class EditTap(Tap):
     """A context manager: while it is open, passes of `backbone` have these edits; `edits` may be changed in between.
 
-    Of the heads in `watched`, (layer, head), each pass leaves in `attention` where they look.
+    Each pass leaves in `attention` where the heads in `watched`, (layer, head), attend. While `checking`, nothing is
+    edited: `refused` gets the layers whose kernel is not the explicit computation, with the reason.
     """
 
     def __init__(self, backbone: nn.Module, edits: Edits | None = None) -> None:
@@ -44,12 +45,20 @@ class EditTap(Tap):
         self.edits: Edits = dict(edits or {})
         self.watched: Collection[tuple[int, int]] = ()
         self.attention: dict[tuple[int, int], Attention] = {}
+        self.checking = False
+        self.refused: dict[int, str] = {}
 
     def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The kernel's output with the edited heads' parts replaced."""
         layer = self._layer_of(module)
         edits, watched = self.edits.get(layer) or {}, [head for of, head in self.watched if of == layer]
-        if not edits and not watched:
+        if self.checking:
+            try:
+                require_editable(layer, module, kwargs)
+                require_same(layer, KernelCall.of(module, args, kwargs), output[0])
+            except CaptureError as error:
+                self.refused[layer] = str(error)
+        if self.checking or not (edits or watched):
             return output
         require_editable(layer, module, kwargs)
         call = KernelCall.of(module, args, kwargs)
@@ -60,77 +69,62 @@ class EditTap(Tap):
         own = output[0]  # (batch, tokens, heads, width)
         changed = own.clone()
         for head, edit in edits.items():
-            changed[:, :, head] = 0 if edit.silent else call.attend(head, edit).to(own.dtype)
+            changed[:, :, head] = 0 if edit.zero_output else call.attend(head, edit).to(own.dtype)
         return (changed, *output[1:])
-
-
-class CheckTap(Tap):
-    """Compares the kernel's output with the explicit computation of every head: `differences` by layer."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__(backbone, lambda call: None)
-        self.differences: dict[int, float] = {}
-        self.refused: dict[int, str] = {}
-
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """The output as it is; what the explicit computation gives is only compared."""
-        layer, own = self._layer_of(module), output[0]
-        try:
-            require_editable(layer, module, kwargs)
-        except CaptureError as error:
-            self.refused[layer] = str(error)
-            return output
-        call = KernelCall.of(module, args, kwargs)
-        size = own.float().abs().max().clamp_min(1e-30)
-        worst = [(own[:, :, head] - call.attend(head, HeadEdit())).abs().max() / size for head in range(own.shape[2])]
-        self.differences[layer] = float(torch.stack(worst).max())
-        if self.differences[layer] > ROUNDING.get(own.dtype, 1e-4):
-            self.refused[layer] = (
-                f"layer {layer}: attention computed as softmax of scaled scores differs from its kernel's by "
-                f"{self.differences[layer]:.1g} of its size (sinks, a soft cap or a mask of its own?), so its heads "
-                "cannot be edited"
-            )
-        return output
 
 
 def require_editable(layer: int, module: nn.Module, kwargs: Mapping[str, Any]) -> None:
     """Refuse a kernel that does more to scores than scale, mask and softmax."""
-    odd = [name for name in UNKNOWN if kwargs.get(name) is not None]
+    others = [name for name in OTHER_CHANGES if kwargs.get(name) is not None]
     if getattr(module, "sinks", None) is not None:
-        odd.append("sinks")
-    if odd:
-        raise CaptureError(f"layer {layer}: its kernel is given {odd[0]}, so an edit of its scores is not defined here")
+        others.append("sinks")
+    if others:
+        raise CaptureError(
+            f"layer {layer}: its kernel is given {others[0]}, so an edit of its scores is not defined here"
+        )
 
 
+def require_same(layer: int, call: KernelCall, own: Tensor) -> None:
+    """Refuse a kernel whose output (batch, tokens, heads, width) is not that of the explicit computation."""
+    size = own.float().abs().max().clamp_min(1e-30)
+    worst = [(own[:, :, head] - call.attend(head, HeadEdit())).abs().max() / size for head in range(own.shape[2])]
+    difference = float(torch.stack(worst).max())
+    if difference > ROUNDING.get(own.dtype, 1e-4):
+        raise CaptureError(
+            f"layer {layer}: attention computed as softmax of scaled scores differs from its kernel's by "
+            f"{difference:.1g} of its size (sinks, a soft cap or a mask of its own?), so its heads cannot be edited"
+        )
+
+
+@dataclass(frozen=True)
 class KernelCall:
-    """One layer's queries, keys, values and mask, as its kernel was given them."""
+    """One layer's queries, keys and values (batch, heads, tokens, width), as its kernel was given them."""
 
-    def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool
-    ) -> None:
-        self.query, self.key, self.value, self.mask = query, key, value, mask
-        self.scale, self.causal = scale, causal
-        self.group = query.shape[1] // key.shape[1]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scale: float
+    causal: bool
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
-        """From what the kernel was called with."""
+        """The arguments of a call, with the defaults of transformers' kernels."""
         query, key, value, mask = (argument(name, args, kwargs) for name in ("query", "key", "value", "attention_mask"))
-        scale = kwargs.get("scaling")
-        said = kwargs.get("is_causal")
-        causal = bool(getattr(module, "is_causal", True) if said is None else said)
+        scale, causal = kwargs.get("scaling"), kwargs.get("is_causal")
+        causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
         return cls(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else float(scale), causal)
 
     def attend(self, head: int, edit: HeadEdit) -> Tensor:
         """The head's output (batch, tokens, width), computed in float32 or better."""
-        value = self.value[:, head // self.group]
+        value = self.value[:, self._key_head(head)]
         out = torch.empty_like(value, dtype=_precise(self.query))
         for rows, weights in self._weights(head, edit):
             out[:, rows] = weights @ value.to(weights.dtype)
         return out
 
     def attention(self, head: int, edit: HeadEdit) -> Attention:
-        """Where the head looks with the edit; one that is silent looks where it did."""
+        """Where the head attends with the edit; a head that puts out zeros attends where it did."""
         entropy = distance = 0.0
         tokens = self.query.shape[2]
         for rows, weights in self._weights(head, edit):
@@ -140,10 +134,13 @@ class KernelCall:
         queries = max(1, (tokens - 1) * len(self.query))
         return Attention(entropy / queries, distance / queries)
 
+    def _key_head(self, head: int) -> int:
+        return head * self.key.shape[1] // self.query.shape[1]
+
     def _weights(self, head: int, edit: HeadEdit) -> Iterator[tuple[slice, Tensor]]:
         """Attention weights (batch, rows, tokens) of one block of queries after the other."""
         precision = _precise(self.query)
-        q, k = self.query[:, head].to(precision), self.key[:, head // self.group].to(precision)
+        q, k = self.query[:, head].to(precision), self.key[:, self._key_head(head)].to(precision)
         q, k = _shifted(q, edit.query_shift), _shifted(k, edit.key_shift)
         tokens = q.shape[1]
         for start in range(0, tokens, BLOCK):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import CaptureError
-from qkscope.layers import LayerFacts, Stage
-from qkscope.moments.layout import PADDING, Layout
+from qkscope.layers import LayerFacts
+from qkscope.moments.layout import PADDING
 from qkscope.results.environment import environment
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.train.documents import ProbeDocuments
@@ -23,118 +22,112 @@ if TYPE_CHECKING:
     from torch import nn
 
     from qkscope.capture.collect import Batch
+    from qkscope.capture.probe import ProbedModel
     from qkscope.moments.moments import Moments
+    from qkscope.train.probe import ProbeSettings
 
 SPARE = -1  # the number of a document that is run and not summed
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What is summed, how, and by whom."""
-
-    documents: ProbeDocuments
-    layout: Layout
-    stage: Stage
-    rows: int  # documents of a pass
-    autocast: torch.dtype | None
-    ranks: Ranks
-
-
-def measure(model: nn.Module, wanted: Measurement) -> Moments | None:
+def measure(model: nn.Module, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Moments | None:
     """The sums of all ranks, on rank 0 (None elsewhere); the model and its training are left as they were."""
-    from qkscope.train.as_it_was import untouched
+    from qkscope.train.preserve_state import untouched
 
-    with untouched(model, wanted.autocast):
-        mine = wanted.ranks.together(
-            lambda: _sums(model, wanted),
-            same=lambda moments: (wanted.documents.fingerprint, tuple(moments.layers.values())),
+    with untouched(model, settings.autocast):
+        mine = ranks.together(
+            lambda: _sums(model, documents, settings, ranks),
+            same=lambda moments: (documents.fingerprint, tuple(moments.layers.values())),
         )
-        return wanted.ranks.merged(mine)
+        return ranks.merged(mine)
 
 
-def _sums(model: nn.Module, wanted: Measurement) -> Moments:
+def _sums(model: nn.Module, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Moments:
     """This rank's sums."""
     from qkscope.capture.backbone import text_config
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
 
-    probed = probe_model(model, context=wanted.layout.context, some_heads=wanted.ranks.heads)
+    probed = probe_model(model, context=documents.context, some_heads=ranks.heads)
+    _require_even(probed.layers, text_config(model), ranks)
+    return collect_moments(
+        model,
+        _batches(documents, settings, ranks),
+        settings.layout(documents.context),
+        probe=probed,
+        provenance=_provenance(model, probed, documents, settings, ranks),
+        stage=settings.stage,
+        choose_positions=_summed_positions,
+    )
+
+
+def _provenance(
+    model: nn.Module, probed: ProbedModel, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks
+) -> dict[str, Any]:
+    from qkscope.capture.backbone import text_config
+
     parameter, config = next(model.parameters()), text_config(model)
-    _require_even(probed.layers, config, wanted.ranks)
-    documents = wanted.documents
     values = {
-        "context": wanted.layout.context,
+        "context": documents.context,
         "model_type": getattr(config, "model_type", None),
         "n_layers": probed.n_layers,
         "layers_without_attention": list(probed.gaps),
         "max_position_embeddings": getattr(config, "max_position_embeddings", None),
         "dtype": str(parameter.dtype).removeprefix("torch."),
-        "autocast": _autocast(parameter),
+        "autocast": _autocast_in_force(parameter),
         "device": str(parameter.device),
         "kernel": getattr(config, "_attn_implementation", None) or ", ".join(probed.kernels),
         "kernel_functions": list(probed.kernels),
-        "stage": wanted.stage,
+        "stage": settings.stage,
         "corpus": documents.record(),
         "documents": len(documents.windows),
         "documents_too_short": documents.too_short,
         "tokens": len(documents.windows) * documents.context,
-        "ranks": wanted.ranks.size,
+        "ranks": ranks.size,
         "layers": [facts.outline() for facts in probed.layers],
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return collect_moments(
-        model,
-        probe_batches(wanted),
-        wanted.layout,
-        probe=probed,
-        provenance=CheckpointRecord.of(values).to_json(),
-        stage=wanted.stage,
-        choose_positions=_kept_positions,
-    )
+    return CheckpointRecord.of(values).to_json()
 
 
 def _require_even(layers: Sequence[LayerFacts], config: Any, ranks: Ranks) -> None:
     """Refuse key heads that several ranks of a tensor-parallel model hold at once: they would count twice."""
     stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    held = max((facts.kv_heads for facts in layers), default=0) * ranks.size
-    if ranks.heads and isinstance(stated, int) and held != stated:
+    over_ranks = max((facts.kv_heads for facts in layers), default=0) * ranks.size
+    if ranks.heads and isinstance(stated, int) and over_ranks != stated:
         raise CaptureError(
-            f"the {stated} key heads of a tensor-parallel model are {held} over its {ranks.size} ranks: some are "
+            f"the {stated} key heads of a tensor-parallel model are {over_ranks} over its {ranks.size} ranks: some are "
             "duplicated; measure saved checkpoints"
         )
 
 
-def _autocast(parameter: torch.Tensor) -> str | None:
-    """The precision that products are cast to, as it is in force now."""
+def _autocast_in_force(parameter: torch.Tensor) -> str | None:
+    """The precision that products are cast to now."""
     import torch
 
     kind = parameter.device.type
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
 
 
-def probe_batches(wanted: Measurement) -> Iterator[Batch]:
-    """This rank's documents, in passes of so many rows; document i is in group i mod groups, whoever runs it."""
+def _batches(documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Iterator[Batch]:
+    """This rank's documents, pass by pass; document i is in group i mod groups, whoever runs it."""
     from qkscope.capture.collect import make_batch
 
-    windows, mine = wanted.documents.windows, wanted.ranks.share(len(wanted.documents.windows))
-    for start in range(0, len(mine), wanted.rows):
-        numbers = [SPARE if number is None else number for number in mine[start : start + wanted.rows]]
+    share, rows = ranks.share(len(documents.windows)), max(1, settings.batch_tokens // documents.context)
+    for start in range(0, len(share), rows):
+        numbers = share[start : start + rows]
+        run = [number or 0 for number in numbers]  # any document will do for a pass that only other ranks need
         yield make_batch(
-            [windows[max(number, 0)] for number in numbers],
-            [max(number, 0) % wanted.layout.groups for number in numbers],
-            [f"probe document {max(number, 0)}" for number in numbers],
-            numbers,
+            [documents.windows[number] for number in run],
+            [number % settings.groups for number in run],
+            [f"probe document {number}" for number in run],
+            [SPARE if number is None else number for number in numbers],
         )
 
 
-def _kept_positions(_layer: int, batch: Batch) -> NDArray[np.int64] | None:
+def _summed_positions(_layer: int, batch: Batch) -> NDArray[np.int64] | None:
     """All positions, but none of a document that is run only because other ranks run one."""
     if SPARE not in batch.documents:
         return batch.positions
-    grid = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-    return np.where(_column(batch.documents) == SPARE, PADDING, grid)
-
-
-def _column(numbers: Sequence[int]) -> NDArray[np.int64]:
-    return np.asarray(numbers, dtype=np.int64)[:, None]
+    spare = np.asarray(batch.documents)[:, None] == SPARE  # (rows, 1)
+    return np.where(spare, PADDING, np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape))

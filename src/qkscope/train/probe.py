@@ -7,13 +7,15 @@
             print(probe(step))
     probe.finish()
 
-Every rank of a distributed training calls it. What a trainer's callback does beyond this is to know when.
+Every rank of a distributed training calls it. A trainer's callback only decides when.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -25,26 +27,22 @@ from qkscope.layers import Stage
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.study.schema import MOST_IN_DETAIL
 from qkscope.train.cost import Clock, Cost
-from qkscope.train.documents import ProbeDocuments, Wanted, probe_documents
-from qkscope.train.folder import FolderSettings, TrainingFolder
-from qkscope.train.measure import Measurement, measure
+from qkscope.train.documents import ProbeDocuments, probe_documents
+from qkscope.train.folder import PREFIX, TrainingFolder
+from qkscope.train.measure import measure
 from qkscope.train.ranks import Ranks
-from qkscope.train.scalars import PREFIX
-from qkscope.train.schedule import training_continues
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SAME = 1e-3  # how far r of a step that is measured again may be off: what another order of adding up can do
+SAME = 1e-3  # tolerance of r for a step that is measured again: what another order of summation can change
 
 _LEAST = {"limit": 1, "batch_tokens": 1, "components": 1, "skip_positions": 0, "buckets": 1, "groups": 1}
 
-Decision = Literal["measure", "known", "compare", "wait"]
-
 
 class ProbeOptions(TypedDict, total=False):
-    """What can be said to `Probe` and to the callbacks; `ProbeSettings` has the defaults and why."""
+    """The options of `Probe` and of the callbacks; `ProbeSettings` has the defaults and why."""
 
     tokenizer: Any
     context: int | None
@@ -113,14 +111,9 @@ class ProbeSettings:
         return made
 
     def layout(self, context: int) -> Layout:
-        """The axes of the sums; before rotation nothing is left to be turned back."""
+        """The axes of the sums; vectors from before rotation need no sums of their own before rotation."""
         made = capture_layout(context, buckets=self.buckets, groups=self.groups, skip=self.skip_positions)
         return made if self.stage == "post_rope" else replace(made, unrotated_every=0)
-
-    @property
-    def wanted(self) -> Wanted:
-        """What is asked of documents."""
-        return Wanted(self.context, self.limit, self.text, self.special_tokens)
 
 
 class Probe:
@@ -139,20 +132,22 @@ class Probe:
         self._ranks = Ranks.all(head_ranks(model)) if settings.all_ranks else Ranks()
         vocabulary, positions = model_limits(model)
         self.documents: ProbeDocuments = probe_documents(
-            documents, settings.tokenizer, settings.wanted, vocabulary=vocabulary, positions=positions
+            documents,
+            settings.tokenizer,
+            context=settings.context,
+            limit=settings.limit,
+            text=settings.text,
+            special_tokens=settings.special_tokens,
+            vocabulary=vocabulary,
+            positions=positions,
         )
-        context, ranks = self.documents.context, self._ranks
-        rows = max(1, settings.batch_tokens // context)
-        self._measurement = Measurement(
-            self.documents, settings.layout(context), settings.stage, rows, settings.autocast, ranks
-        )
-        ranks.share(len(self.documents.windows))  # refuses too few, now
+        self._ranks.share(len(self.documents.windows))  # refuses too few, now
         self._cost = Cost(settings.at_most, settings.clock)
         self._measured: set[int] = set()
         self._compared = False
         self.last_step: int | None = None  # at which it was called
         self.folder: TrainingFolder | None = None  # on rank 0
-        ranks.decided(lambda: self._open(Path(out)))
+        self._ranks.decided(lambda: self._open(Path(out)))
 
     @property
     def cost_share(self) -> float:
@@ -172,77 +167,93 @@ class Probe:
             scalars.update(self._measure(step, tokens))
         return scalars
 
-    def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
-        decision = self._ranks.decided(lambda: self._decide(step))
-        if decision in ("wait", "known"):
-            return self._known(step) if decision == "known" else {}
-        _catch_up(self._model)
-        with self._cost.counted("measure"):
-            moments = measure(self._model, self._measurement)
-            self._measured.add(step)
-            if moments is None or self.folder is None:
-                return {}
-            if decision == "compare":
-                self._compare(step, self.folder.apart(step, moments))
-                return self._known(step)
-            first = not self.folder.steps
-            scalars = self.folder.add(step, moments, tokens, self._cost)
-        self._refresh()
-        return {**scalars, **self._costs(first)}
-
-    def _open(self, out: Path) -> None:
-        """The folder, with tables in detail as its steps have them, or where few steps will come."""
-        settings = self.settings
-        few = settings.expected is not None and settings.expected <= MOST_IN_DETAIL
-        wanted = FolderSettings(
-            settings.title, settings.components, settings.skip_positions, few, settings.keep_moments
-        )
-        self.folder = TrainingFolder(out, wanted)
-        self._cost.resume(self.folder.seconds)
-        detail = settings.detail if settings.detail is not None else self.folder.recorded("detail")
-        if detail is not None:
-            self.folder.settings = replace(wanted, detail=bool(detail))
-
     def finish(self) -> None:
         """Bring the page up to date, whatever it costs: the training has ended."""
         if self.folder is not None and self.settings.page:
             self.folder.write_page()
 
-    def _decide(self, step: int) -> Decision:
-        """On rank 0: whether this step is measured, was measured before, or has to wait for its budget."""
-        assert self.folder is not None
-        if self.folder.scalars(step) is not None:
+    def _open(self, out: Path) -> None:
+        """The folder, with tables in detail as its steps have them, or where few steps will come."""
+        settings = self.settings
+        folder = TrainingFolder(
+            out,
+            title=settings.title,
+            components=settings.components,
+            skip_positions=settings.skip_positions,
+            keep_moments=settings.keep_moments,
+        )
+        few = settings.expected is not None and settings.expected <= MOST_IN_DETAIL
+        recorded = folder.recorded("detail")
+        folder.detail = settings.detail if settings.detail is not None else bool(few if recorded is None else recorded)
+        self._cost.earlier = folder.seconds
+        self.folder = folder
+
+    def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
+        decision = self._ranks.decided(lambda: self._decide(step))
+        if decision == "skip":
+            return self._recorded(step)
+        _synchronize(self._model)
+        with self._cost.counted("measure"):
+            moments = measure(self._model, self.documents, self.settings, self._ranks)
+            self._measured.add(step)
+            if moments is None or self.folder is None:
+                return {}
+            if decision == "compare":
+                self._warn_of_difference(step, self.folder.difference(step, moments), self.folder.path)
+                return self._recorded(step)
+            first = not self.folder.steps
+            scalars = self.folder.add(step, moments, tokens, self._cost)
+        if self.settings.page and self._cost.fits("page"):
+            with self._cost.counted("page"):
+                self.folder.write_page()
+        costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
+        if not first:  # before the first measurement there was no training to compare with
+            costs[f"{PREFIX}cost_share"] = self._cost.share
+        return {**scalars, **costs}
+
+    def _decide(self, step: int) -> Literal["measure", "compare", "skip"]:
+        """On rank 0: whether to measure this step, or, after a resume, to compare it with what was recorded of it."""
+        if self.folder is not None and step in self.folder.steps:
             first = not self._compared and step not in self._measured
             self._compared = True
-            return "compare" if first else "known"
-        return "measure" if self._cost.fits("measure") else "wait"
+            return "compare" if first else "skip"
+        return "measure" if self._cost.fits("measure") else "skip"
 
-    def _known(self, step: int) -> dict[str, float]:
+    def _recorded(self, step: int) -> dict[str, float]:
+        """The scalars of a step that was measured before; empty where it was not, and on ranks other than 0."""
         return (self.folder.scalars(step) if self.folder is not None else None) or {}
 
-    def _compare(self, step: int, apart: float) -> None:
-        """A training that goes on in a folder should be where it was: the first step that is there already tells."""
-        if not apart <= SAME:
+    def _warn_of_difference(self, step: int, difference: float, folder: Path) -> None:
+        """A training that was resumed should be where it was: one step that is there already shows it."""
+        if not difference <= SAME:
             warnings.warn(
-                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head now differs "
-                f"by {apart:.2g}: this is not the training that was measured there. Steps that are there are kept; to "
-                "measure them again, give another folder",
+                f"step {step} is in {folder} already, but r_q or r_k of a head now differs by {difference:.2g}: "
+                "this is not the training that was measured there. Its steps are kept; to measure them again, give "
+                "another folder",
                 QkscopeWarning,
                 stacklevel=3,
             )
 
-    def _refresh(self) -> None:
-        if self.folder is not None and self.settings.page and self._cost.fits("page"):
-            with self._cost.counted("page"):
-                self.folder.write_page()
 
-    def _costs(self, first: bool) -> dict[str, float]:
-        """Seconds of this measurement, and the share so far; after the first one there is no training to share with."""
-        costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
-        return costs if first else {**costs, f"{PREFIX}cost_share": self._cost.share}
+@contextmanager
+def training_continues(step: int, *, strict: bool, refuse: bool = False) -> Iterator[None]:
+    """Turn a failed measurement into a warning, because the training run is worth more; `strict` raises it instead.
+
+    With `refuse`, what can never be measured (an InputError) is raised too; a full disk is still a warning.
+    """
+    try:
+        yield
+    except Exception as error:
+        if strict or (refuse and isinstance(error, InputError)):
+            raise
+        warnings.warn(
+            f"step {step} could not be measured; training continues ({type(error).__name__}: {error})",
+            QkscopeWarning,
+            stacklevel=4,
+        )
 
 
-def _catch_up(model: nn.Module) -> None:
+def _synchronize(model: nn.Module) -> None:
     """Wait for what the training has asked of its device: those seconds are its own."""
     import torch
 
