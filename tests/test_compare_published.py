@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from qkscope.lenses.taxonomy.table import category_counts, with_category
 
 from published_table import CONTEXTS, HEADS_PER_BIN, PUBLISHED, provenance, published_heads, read
 from qkscope.compare import tolerance
@@ -27,6 +26,7 @@ from qkscope.compare.write import compare_results
 from qkscope.errors import InputError
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.rotation.table import TABLE
+from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries
 
 NAME = "published:smollm3-3b"

@@ -22,7 +22,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import KEY, replicate_groups
 from qkscope.lenses.head_measures import load_tables
 from qkscope.lenses.signs import is_turned, sign_unsure
-from qkscope.lenses.taxonomy.table import with_category
+from qkscope.lenses.taxonomy import with_category
 from qkscope.results.read import Results
 from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats import significance
