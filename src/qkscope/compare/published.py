@@ -24,13 +24,13 @@ from qkscope.lenses.categories import UNDEFINED
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.head_measures import find_measure, heads_with_measures, join_columns, load_tables
-from qkscope.lenses.plasticity.published import BUCKETS, MISSING
-from qkscope.lenses.plasticity.sampled import PUBLISHED
 from qkscope.lenses.taxonomy import with_category
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import Results, read_study_table
 from qkscope.results.schema import REPLICATES_CSV, depth_of_layers
 from qkscope.study.heads import HeadSample, choose_heads
+from qkscope.validation.plasticity import PUBLISHED
+from qkscope.validation.published import BUCKETS, MISSING
 
 _SPREAD = ("rotated.alpha_q", "rotated.r_q_a")  # the queries' spread along the axis follows from these
 _PLACES = f"{SAMPLED}.places"  # query buckets that the sampled vectors fill

@@ -195,7 +195,8 @@ class AtWindow:
 
         `kind` is a layer type. A checkpoint without such heads has NaN.
         """
-        part, columns = part_of(kind), {"model": list(self.names)}
+        part = part_of(kind)
+        columns: dict[str, list[Any]] = {"model": list(self.names)}
         for name in measures:
             panel = self.panel_with(name)
             values = [panel.values(name, model, part) for model in self.names]

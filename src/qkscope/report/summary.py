@@ -433,10 +433,10 @@ class _Story:
         picked: list[HeadToInspect] = []
         last = self.own.of_entry(self.end).dropna(subset=["r_q", "r_k"])
         if len(last):
-            strength = np.minimum(last["r_q"].abs(), last["r_k"].abs())
-            best = last.loc[strength.idxmax()]
-            reason = f"strongest at {self.label(self.end)}: r_q {number(best['r_q'])}, r_k {number(best['r_k'])}"
-            picked.append(HeadToInspect(int(best["layer"]), int(best["head"]), reason))
+            r_q, r_k = (last[name].to_numpy(float) for name in ("r_q", "r_k"))
+            best = int(np.minimum(np.abs(r_q), np.abs(r_k)).argmax())
+            reason = f"strongest at {self.label(self.end)}: r_q {number(r_q[best])}, r_k {number(r_k[best])}"
+            picked.append(_head(last, best, reason))
         for find in (self._most_changed, self._costliest):
             head = find()
             if head is not None and (head.layer, head.head) not in {(h.layer, h.head) for h in picked}:
@@ -447,17 +447,21 @@ class _Story:
         at, before = self.at_equal_length(), self.pretraining[-1] if self.extended else self.start
         if not self.is_run or before not in at.names or self.end not in at.names or before == self.end:
             return None
-        one, two = (at.of_entry(name).set_index(["layer", "head"])["r_q"] for name in (before, self.end))
-        difference = (two - one).dropna()
-        if difference.empty:
+        both = (
+            at.of_entry(before)[["layer", "head", "r_q"]]
+            .merge(
+                at.of_entry(self.end)[["layer", "head", "r_q"]], on=["layer", "head"], suffixes=("_before", "_after")
+            )
+            .dropna()
+        )
+        if both.empty:
             return None
-        layer, head = difference.abs().idxmax()
-        start, stop = shown(number, float(one[layer, head]), float(two[layer, head]))
+        start, stop = (both[f"r_q_{end}"].to_numpy(float) for end in ("before", "after"))
+        most = int(np.abs(stop - start).argmax())
+        ends = " → ".join(shown(number, start[most], stop[most]))
         length = " at equal length" if self.common is not None else ""
-        return HeadToInspect(
-            int(layer), int(head),
-            f"changed most{length}: r_q {start} → {stop} ({self.label(before)} → {self.label(self.end)})",
-        )  # fmt: skip
+        steps = f"{self.label(before)} → {self.label(self.end)}"
+        return _head(both, most, f"changed most{length}: r_q {ends} ({steps})")
 
     def _costliest(self) -> HeadToInspect | None:
         if ABLATION not in self.own.head_tables:
@@ -466,9 +470,10 @@ class _Story:
         heads = self.own.of_entry(model, ABLATION).dropna(subset=[f"loss_{edit}"])
         if heads.empty:
             return None
-        worst = heads.loc[heads[f"loss_{edit}"].idxmax()]
-        size = plus_minus(float(worst[f"loss_{edit}"]), float(worst[f"loss_{edit}_se"]), signed=True)
-        return HeadToInspect(int(worst["layer"]), int(worst["head"]), f"costliest to edit: {size} nats per token")
+        loss, error = heads[f"loss_{edit}"].to_numpy(float), heads[f"loss_{edit}_se"].to_numpy(float)
+        worst = int(loss.argmax())
+        size = plus_minus(loss[worst], error[worst], signed=True)
+        return _head(heads, worst, f"costliest to edit: {size} nats per token")
 
     # --- certainty ------------------------------------------------------------------------------
 
@@ -510,3 +515,7 @@ def main_layer_type(at: AtWindow) -> str:
 
 def _indented(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _head(rows: pd.DataFrame, place: int, reason: str) -> HeadToInspect:
+    return HeadToInspect(int(rows["layer"].iloc[place]), int(rows["head"].iloc[place]), reason)

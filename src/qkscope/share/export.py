@@ -43,6 +43,7 @@ from qkscope.results.folder import (
     FIGURE_PNG,
     FIGURE_SVG,
     FILES,
+    PLASTICITY_SAMPLED_CSV,
     PROVENANCE_JSON,
     STUDY_YAML,
     TABLE,
@@ -133,10 +134,9 @@ def files_in(place: Path) -> list[str]:
 
 def _table_names() -> list[str]:
     """The tables with rows per head, or about the whole study, that this tool writes."""
-    names = [name for name in FILES if name.endswith(".csv")]
+    names = [*(name for name in FILES if name.endswith(".csv")), PLASTICITY_SAMPLED_CSV]
     for lens in registered():
         names += [table.file for table in lens.tables]
-        names += [table.file for table in lens.sampled]
         names += [table.file for build in lens.of_study for table in build.tables]
     return list(dict.fromkeys(names))
 

@@ -36,12 +36,12 @@ def draw_chart(figure: Figure, tables: StudyTables) -> Picture:
             module, _, name = figure.chart.function.partition(":")
             picture: Picture = getattr(import_module(module), name)(tables)
             return picture
-        return DRAW[type(figure.chart)](figure.title, figure.chart, tables)  # type: ignore[index,operator,no-any-return]
+        return DRAW[type(figure.chart)](figure.title, figure.chart, tables)
 
 
 def function_name(figure: Figure) -> str:
     """Where the drawing code is, for the card."""
     if isinstance(figure.chart, Drawing):
         return figure.chart.function.replace(":", ".")
-    draw = DRAW[type(figure.chart)]  # type: ignore[index]
+    draw = DRAW[type(figure.chart)]
     return f"{draw.__module__}.{draw.__name__}"
