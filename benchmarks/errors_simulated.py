@@ -27,7 +27,7 @@ from errors_population import (
     ZERO,
     Documents,
 )
-from qkscope.lenses.position.changes import head_changes
+from qkscope.lenses.paired import paired_changes
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses import measures, position
@@ -119,7 +119,7 @@ def numbers(found: dict[str, pd.DataFrame]) -> dict[str, Number]:
 
 def _changes(panel: HeadPanel, heads: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, Number]:
     """Paired differences: of single heads, and of means and fractions over heads."""
-    single = head_changes(heads, replicates, [BEFORE, AFTER])
+    single = paired_changes(heads, replicates, [(BEFORE, AFTER)])
     assert single is not None
     steps = single.set_index("head")[["r_q_change", "r_q_change_se"]]
     made = {f"change of r_q, {name}": tuple(steps.loc[head]) for name, head in CHOSEN.items()}

@@ -6,13 +6,18 @@ import pytest
 
 from published_table import invented
 from qkscope.lenses.at_window import build_tables, write_tables
-from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_heads
+from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_pieces
 from qkscope.lenses.taxonomy import with_category
 from qkscope.results.read import load_results
 
 LABELS = {"b": "first", "a": "second", "c": "third"}  # the order of training, not of the alphabet
 # r_q of two heads at each checkpoint; r_k is 0.9 throughout: above 0.7 position-dominated, below 0.3 K-positional.
 R_Q = {("b", 0): 0.1, ("a", 0): 0.9, ("c", 0): 0.95, ("b", 1): 0.9, ("a", 1): 0.5, ("c", 1): 0.8}
+
+
+def joined_heads(heads, labels, tables, *, one_run):
+    """The whole table."""
+    return pd.concat([piece() for piece in joined_pieces(heads, labels, tables, one_run=one_run)], ignore_index=True)
 
 
 def made(**columns):

@@ -234,18 +234,6 @@ def test_a_view_of_its_own_cannot_take_a_name_that_the_page_needs(tmp_path):
         write_study(tmp_path, (Lens("other", "t", "q", own_views=(OwnView("title", lambda tables: 1),)),))
 
 
-def test_the_page_has_the_errors_of_means_that_a_summary_declares(report):
-    def means(at):
-        return pd.DataFrame({"model": at.names, "lean": 1.0, "lean_se": np.arange(len(at.names)) / 4})
-
-    pack = Pack()
-    lean = Summary("lean", means, at_common_window=False, means=("lean",))
-    with with_lens(Lens("lean", "Lean", "How far?", summaries=(lean,))):
-        add_errors(pack, GRID, build_tables(load_results(report.parent)))
-    assert unpack(pack.text(), pack.index, "own.mean.lean_se").tolist() == [0.0, 0.25, 0.5]
-    assert "common.mean.lean_se" not in pack.index
-
-
 def test_without_any_table_there_is_no_lens():
     pack = Pack()
     assert add_lenses(pack, GRID, [LENS], {}, {}) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qkscope.results.read import Entry
 from qkscope.stats.findings import Contrast
 from qkscope.stats.noise import SMALLEST, paired_change
-from qkscope.stats.series import Trend, plateau_of, shape_of
+from qkscope.stats.series import Trend, shape_of
 from qkscope.words.phrases import course, number, percent, ranking, shown, went
 from reports import derived_panel
 
@@ -156,11 +156,6 @@ def test_the_window_table_that_misled():
 )  # fmt: skip
 def test_sentences_by_hand(values, said):
     assert course(shape_of(values, beyond(0.001)(values)), PLACES, "It", number) == said
-
-
-def test_a_plateau_has_no_step_and_no_hole():
-    values = [0.2, 0.5, 0.5, 0.5, np.nan, 0.5, 0.5]
-    assert plateau_of(values, beyond(0.01)(values)) == (1, 3)
 
 
 def test_means_that_disagree_with_the_difference_per_head_claim_nothing():

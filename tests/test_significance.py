@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_lens_rope_shown import folder_of
+from rope_study import folder_of
 
 import shared
 from qkscope.compare.heads import compare_heads

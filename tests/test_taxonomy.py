@@ -12,7 +12,6 @@ from published_table import published_heads, read
 from qkscope.lenses.taxonomy import (
     CATEGORIES,
     category_counts,
-    category_fractions,
     classify,
     transitions,
     with_category,
@@ -88,8 +87,6 @@ def test_counts_have_every_category_in_order_and_undefined_is_part_of_the_whole(
     assert counts["model"].tolist() == ["b", "a"]
     assert counts.iloc[0].tolist() == ["b", 1, 1, 0, 0, 1, 1]
     assert counts.iloc[1].tolist() == ["a", 0, 0, 0, 1, 0, 0]
-    fractions = category_fractions(counts)
-    assert fractions.iloc[0].tolist() == ["b", 0.25, 0.25, 0, 0, 0.25, 0.25]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.position import DOUBLINGS, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
+from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, window_dependence
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.page.arrays import add_tables, page_grid
@@ -105,7 +105,7 @@ def test_enough_is_a_number_of_tokens_and_of_documents():
     table = window_dependence(windows_of(tokens, [40, 40, FEWEST_DOCUMENTS - 1, FEWEST_DOCUMENTS]), ["m"])
     assert table["tokens"].tolist() == tokens  # of the head and the kind that has fewest
     assert table["enough"].tolist() == [0, 1, 0, 1]
-    assert smallest_enough(table) == [32]
+    assert table.loc[table["enough"] == 1, "window"].min() == 32
     unknown = window_dependence(windows_of([500, 4000], [np.nan, np.nan]), ["m"])
     assert unknown["enough"].tolist() == [0, 1]  # tokens alone decide
     elsewhere = windows_of([500, 4000], [9, 9]).drop(columns=["n_q", "n_k", "documents"])

@@ -43,7 +43,7 @@ def measure_panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
     stems = ", ".join(PurePath(file).stem for file in at.files_by_head)
     raise InputError(
         f"--measure {name}: these results have no such column of heads; the tables are qk, {stems}, and "
-        "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
+        "`qkscope docs results` has their columns (`qkscope analyze` writes tables that are missing)"
     )
 
 

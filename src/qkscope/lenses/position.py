@@ -195,7 +195,7 @@ LENS = Lens(
             "depth",
             title="Position Correlation by Depth",
             chart=DepthMap(("r_q", "r_k"), margin="discordant"),
-            caption="Mean r_q and r_k of the heads at each depth, checkpoints from top to bottom. The margin gives the "
+            caption="Mean r_q and r_k of the heads at each depth, one row each. The margin gives the "
             "share of discordant heads, whose keys track position in reverse.",
             number=3,
         ),

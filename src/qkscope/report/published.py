@@ -177,9 +177,9 @@ PUBLISHED = {
         ("smollm_fig04_explained_variance_evolution", explained_variance, "PC0 Explained Variance",
          ("explained_variance",), "Mean explained variance of PC0. Band: ± 1 SD over heads."),
         ("smollm_fig05_layer_heatmap_rq", layer_heatmap_rq, "r_q by Layer Depth", ("r_q",),
-         "Mean r_q of the heads in each depth bin, checkpoints from top to bottom."),
+         "Mean r_q of the heads in each depth bin, one row each."),
         ("smollm_fig06_layer_heatmap_rk", layer_heatmap_rk, "r_k by Layer Depth", ("r_k",),
-         "Mean r_k of the heads in each depth bin, checkpoints from top to bottom."),
+         "Mean r_k of the heads in each depth bin, one row each."),
         ("smollm_fig07_rq_rk_scatter_grid", rq_rk_scatter_grid, "Phase Portraits", ("r_q", "r_k"),
          "Every head by r_q and r_k at selected checkpoints. Dashed: thresholds of the taxonomy."),
     )
