@@ -7,6 +7,7 @@ It can be stopped and started again at any time. Less than twenty minutes of one
 """
 
 import argparse
+import math
 import os
 import re
 from dataclasses import replace
@@ -18,8 +19,6 @@ import pandas as pd
 import torch
 import yaml
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
-from qkscope.lenses.ablation.card import best_sentence, verdict
-from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 
 from qkscope._version import __version__
 from qkscope.ablate.choice import HeadChoice
@@ -28,16 +27,19 @@ from qkscope.ablate.work import AblationSettings
 from qkscope.draw import style
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
-from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.lenses.head_rows import heads_at
+from qkscope.report.drawings.loss import draw_loss
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 from qkscope.run.progress import progress
+from qkscope.words.phrases import listed, plus_minus, signed
 
 PAGE, IMAGES = ROOT / "docs/ablation.md", ROOT / "docs/images"
 # Heads of this model are position-dominated over long windows only: strengths and means come from 2,048 tokens of each
 # document, losses from its beginning.
 CONTEXT, CAPTURED, GROUPS = 2048, 16, 8  # tokens; documents whose moments are taken; groups of them
+WHOLE = "zero"  # the edit that removes a whole head, whatever it contains
 START, END = "<!-- measured: `python benchmarks/ablation.py` -->", "<!-- end of measured -->"
 CHOSEN = "position-dominated"
 LAYERS, HEADS = 30, 9  # of the model
@@ -162,6 +164,54 @@ def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:
     return lines
 
 
+def best_sentence(ranks: pd.DataFrame) -> str:
+    """The measure that goes with the loss most, if any does beyond its interval, and which others it exceeds."""
+    if ranks.empty:
+        return ""
+    best = ranks.iloc[int(ranks["rho"].abs().argmax())]
+    name = STRENGTHS[str(best["strength"])]
+    if ((ranks["low"] <= 0.0) & (ranks["high"] >= 0.0)).all():
+        return "No measure of strength here goes with the loss: every interval holds 0."
+    if best["low"] <= 0.0 <= best["high"]:
+        return f"The largest rank correlation, of {name}, has an interval that holds 0: which goes best is not decided."
+    others = ranks[ranks["strength"] != best["strength"]]
+    beaten = [STRENGTHS[str(each)] for each in others[others["behind_low"] > 0.0]["strength"]]
+    open_ = [STRENGTHS[str(each)] for each in others[~(others["behind_low"] > 0.0)]["strength"]]
+    said = f"What goes with the loss most is {name}: rank correlation {signed(best['rho'])}."
+    if beaten:
+        said += f" It goes with it more than {listed(beaten)}, beyond the interval of the difference."
+    if open_:
+        said += f" Whether it goes with it more than {listed(open_)} is not decided."
+    return said
+
+
+def verdict(every: pd.DataFrame) -> str:
+    """For each group, whether it matters more than random heads: under `zero`, which removes the whole head.
+
+    Other edits remove more from some heads than from others, so they do not compare heads at one dose.
+    """
+    said = []
+    for group, rows in every.groupby("group", sort=False):
+        whole = rows[rows["edit"] == WHOLE]
+        others = list(rows.loc[~rows["edit"].isin((WHOLE, "nothing")), "edit"])
+        if len(whole):
+            said.append(f"Heads chosen as {group}: {_under_zero(whole.iloc[0])}.")
+        if others:
+            said.append(
+                f"Differences of {group} heads under {listed(others)} are not matched for how much these edits remove "
+                "from a head."
+            )
+    return " ".join(said)
+
+
+def _under_zero(row: "pd.Series[float]") -> str:
+    low, high = float(row["low"]), float(row["high"])
+    if math.isnan(low):
+        return "too few documents or draws for an interval, so nothing is claimed"
+    matter = "matter more than" if low > 0 else "matter less than" if high < 0 else "do not differ significantly from"
+    return f"under {WHOLE} they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
+
+
 def section(at: AtWindow, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
@@ -172,24 +222,23 @@ def section(at: AtWindow, dtype: str) -> str:
         "",
     ]
     if at.has(GROUPS_FILE):
-        lines += [*groups_lines(at), "![Chosen heads against random heads](images/ablation_groups.png)", ""]
+        lines += groups_lines(at)
     if at.has(FILE):
         lines += [*heads_lines(at), "![Loss against measures of strength](images/ablation.png)", ""]
     return "\n".join(lines)
 
 
-def write_page(at: AtWindow, dtype: str) -> None:
+def write_page(tables: StudyTables, dtype: str) -> None:
     """Put tables and pictures where they belong."""
     marks = re.compile(rf"({re.escape(START)}\n).*?({re.escape(END)})", re.DOTALL)
     before = PAGE.read_text(encoding="utf-8")
     if not marks.search(before):
         raise SystemExit(f"{PAGE} has no section for measurements")
-    text = section(at, dtype)
+    text = section(tables.own, dtype)
     PAGE.write_text(marks.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", before), encoding="utf-8")
-    for name, draw, needed in (("ablation", draw_ablation, FILE), ("ablation_groups", draw_groups, GROUPS_FILE)):
-        if at.has(needed):
-            with matplotlib.rc_context(style.RC):
-                draw(at).savefig(IMAGES / f"{name}.png", dpi=110)
+    if tables.own.has(FILE):
+        with matplotlib.rc_context(style.RC):
+            draw_loss(tables).savefig(IMAGES / "ablation.png", dpi=110)
     print(text)
 
 
@@ -211,7 +260,7 @@ def main() -> int:
             if options.only in (None, name):
                 ablate_study(study, results, settings, events, "python benchmarks/ablation.py")
     if options.only in (None, "page"):
-        write_page(build_tables(load_results(results)).own, options.dtype)
+        write_page(build_tables(load_results(results)), options.dtype)
     return 0
 
 

@@ -27,13 +27,13 @@ from errors_population import (
     ZERO,
     Documents,
 )
-from qkscope.lenses.paired import paired_changes
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses import measures, position
 from qkscope.lenses.categories import MIXED, POSITION_DOMINATED
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.paired import paired_changes
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.taxonomy import with_category
 from qkscope.moments.layout import Layout, capture_layout

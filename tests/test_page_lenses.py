@@ -14,10 +14,9 @@ import pytest
 
 from browser import axe_script
 from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, OwnView, StudyBuild, StudyTable, Summary, View
+from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, OwnView, StudyBuild, StudyTable, View
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
-from qkscope.page.errors import add_errors
 from qkscope.page.lens_data import add_lenses
 from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import PageCard, page_html

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from rope_study import folder_of
 
 import shared
 from qkscope.compare.heads import compare_heads
@@ -34,6 +33,7 @@ from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import Error, Significance, combined, critical_value, decide, is_significant
 from qkscope.words.phrases import number, went
 from reports import card_text
+from rope_study import folder_of
 from test_page_browser import unfold
 
 

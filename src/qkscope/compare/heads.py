@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.compare.judge import DIFFERS, Judged, judge
+from qkscope.compare.judge import DIFFERS, JudgedNumbers, judge
 from qkscope.compare.numbers import MEASURES
 from qkscope.compare.text import listed_names, quoted_names, window_note
 from qkscope.compare.tolerance import discovery_multiple
@@ -41,7 +41,7 @@ _SIGNED = ("r_q", "r_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadComparison(Judged):
+class HeadComparison(JudgedNumbers):
     """Two runs head by head.
 
     `pairs` has a row per head that both have, as the tables have it: `turned` says that the sign is not known and the

@@ -1,7 +1,7 @@
 """Which numbers a published study has: a statistic of a column over the sampled heads each, and how noisy it is.
 
-A number that is added here is compared, listed and drawn like all others. Columns of other tables than `qk.csv` are
-named `table.column` (`lenses.head_measures`).
+A number that is added here is compared, listed and drawn like all others. Columns are measures of heads by name;
+those of sampled plasticity, which is another estimator of the same measures, have the name of its table in front.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SAMPLED = PLASTICITY_SAMPLED_CSV.removesuffix(".csv")
 # Errors of sampled plasticity are over the keys' documents, with queries kept constant. With both recomputed, the error
 # of a mean over heads of one layer was 0.8 to 1.4 times the mean of theirs in SmolLM2-135M (docs/lenses/plasticity.md).
 WITH_QUERIES = 1.3
-Statistic = Literal["mean", "sum", "p25", "p75"]
-_QUARTILES: dict[Statistic, tuple[float, str]] = {"p25": (0.25, "lower"), "p75": (0.75, "upper")}
+NumberStatistic = Literal["mean", "sum", "p25", "p75"]
+_QUARTILES: dict[NumberStatistic, tuple[float, str]] = {"p25": (0.25, "lower"), "p75": (0.75, "upper")}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Number:
     column: str  # of heads
     title: str
     noise: Noise
-    statistic: Statistic = "mean"
+    statistic: NumberStatistic = "mean"
     depth_bin: int | None = None  # over the heads of one tenth of the depth
     magnitude: bool = False  # of absolute values
     group: str = ""  # numbers of one unit that are summarized and drawn together; the title of a number alone
@@ -87,7 +87,7 @@ def _by_depth(column: str) -> tuple[Number, ...]:
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
     """The mean over heads of a column of `rotated.csv`, and its quartiles; `cell` ends in _abs for absolute values."""
-    magnitude, column = cell.endswith("_abs"), f"rotated.{cell.removesuffix('_abs')}"
+    magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
     numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
     for statistic, (_, which) in _QUARTILES.items() if quartiles else ():
         title = f"{which} quartile of heads' {what}"

@@ -60,7 +60,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Answer:
     """A question, its answer in one or two sentences, a badge, and what its chart draws: lines or bars."""
 
     question: str
@@ -82,12 +82,12 @@ class HeadToInspect:
 
 
 @dataclass(frozen=True)
-class Summary:
+class StudySummary:
     """Headline, findings in the order of the questions, heads to start with, and how certain all of it is."""
 
     title: str
     headline: str
-    findings: tuple[Finding, ...]
+    findings: tuple[Answer, ...]
     heads: tuple[HeadToInspect, ...]
     certainty: str
 
@@ -104,11 +104,11 @@ class Summary:
                                                                       subsequent_indent="  ")])  # fmt: skip
 
 
-def summarize(tables: StudyTables) -> Summary:
+def summarize(tables: StudyTables) -> StudySummary:
     """The summary of a study."""
     story = _Story(tables)
     findings = [story.which(), story.when(), story.long_context(), story.matters()]
-    return Summary(
+    return StudySummary(
         title=tables.own.study.title,
         headline=story.headline(),
         findings=tuple(finding for finding in findings if finding is not None),
@@ -249,7 +249,7 @@ class _Story:
 
     # --- which ----------------------------------------------------------------------------------
 
-    def which(self) -> Finding | None:
+    def which(self) -> Answer | None:
         """How many heads are position-dominated, at native and at equal length, and what the other layer types do."""
         if not self.names:
             return None
@@ -262,7 +262,7 @@ class _Story:
             share = self._share(self.own, self.end)
             text = f"At {self.label(self.end)}, {share} of {self.who} are position-dominated{length}"
             text += f"{self._share_at_equal_length()}.{self._share_peak()}"
-        return Finding(
+        return Answer(
             "Which heads encode position?", f"{text}{self._others()}", "position-dominated heads",
             f"Share of {self.who} that are position-dominated", self._lines(POSITION_DOMINATED, "position-dominated"),
             share=True,
@@ -300,7 +300,7 @@ class _Story:
 
     # --- when -----------------------------------------------------------------------------------
 
-    def when(self) -> Finding | None:
+    def when(self) -> Answer | None:
         """The trajectory of mean r_q and r_k at native length, or the range over seeds and models."""
         if not self.names:
             return None
@@ -308,7 +308,7 @@ class _Story:
             return self._levels()
         sentences = [self._course(measure, self.pretraining) for measure in ("r_q", "r_k")]
         question = "When did they learn it?"
-        return Finding(
+        return Answer(
             question, " ".join(sentences), "native context length",
             f"Mean r_q and r_k of {self.who}", (*self._lines("r_q", "r_q"), *self._lines("r_k", "r_k")),
         )  # fmt: skip
@@ -325,7 +325,7 @@ class _Story:
     def _entry(self, name: str) -> Entry:
         return next(each for each in self.study.checkpoints if each.name == name)
 
-    def _levels(self) -> Finding:
+    def _levels(self) -> Answer:
         """Without a trajectory: what each seed, model, or the only checkpoint has."""
         pairs = []
         for name in self.names[:COUNT_NAMED]:
@@ -334,7 +334,7 @@ class _Story:
                 for m in ("r_q", "r_k")
             ]
             pairs.append(f"{self.label(name)}: r_q {values[0]}, r_k {values[1]}")
-        return Finding(
+        return Answer(
             "How closely do queries and keys track position?", f"Means over {self.who}. {'; '.join(pairs)}.",
             "native context length", f"Mean r_q and r_k of {self.who}",
             (*self._lines("r_q", "r_q"), *self._lines("r_k", "r_k")),
@@ -342,7 +342,7 @@ class _Story:
 
     # --- long context ---------------------------------------------------------------------------
 
-    def long_context(self) -> Finding | None:
+    def long_context(self) -> Answer | None:
         """What changed at equal length after pretraining, and by which cause; None where nothing was extended."""
         if not self.extended:
             return None
@@ -360,7 +360,7 @@ class _Story:
             causes = ", ".join(f"{bar.label} {plus_minus(bar.value, bar.error, signed=True)}" for bar in bars)
             step = f" of the step to {self.label(until)}" if until != self.end else ""
             sentences.append(f"Causes{step}: {causes}.")
-        return Finding(
+        return Answer(
             "What did long-context training change?", " ".join(sentences), "equal context length",
             f"Contributions to the change of mean r_q, {self.label(before)} → {self.label(until)}",
             () if bars else self._lines("r_q", "r_q"), bars,
@@ -402,7 +402,7 @@ class _Story:
 
     # --- matters --------------------------------------------------------------------------------
 
-    def matters(self) -> Finding | None:
+    def matters(self) -> Answer | None:
         """What the model loses without positional scores of single heads; None without an ablation."""
         if ABLATION not in self.own.head_tables:
             return None
@@ -422,7 +422,7 @@ class _Story:
             Bar(f"L{heads['layer'].iloc[i]} H{heads['head'].iloc[i]}", float(loss[i]), float(error[i]))
             for i in np.argsort(-np.where(known, loss, -np.inf))[:5]
         )
-        return Finding("Does it matter?", text, "ablation", "Loss increase of the five costliest heads", (), bars)
+        return Answer("Does it matter?", text, "ablation", "Loss increase of the five costliest heads", (), bars)
 
     # --- heads ----------------------------------------------------------------------------------
 

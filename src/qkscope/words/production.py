@@ -24,7 +24,7 @@ def produced(results: Results) -> list[Block]:
         bullet(Strong("Checkpoints in order" if one_run else f"{noun.title()}s compared"), ":"),
         *(bullet(line, level=1) for line in _order(results)),
         bullet(Strong("Corpus and tokens"), ": ", *_corpus(results)),
-        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; full provenance: ", Code(schema.PROVENANCE_JSON)),
+        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; provenance: ", Code(schema.PROVENANCE_JSON)),
     ]
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from qkscope.results.entries import Entry
 from qkscope.stats.findings import largest_contrast
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.series import Shape, Trend
-from qkscope.words.phrases import percent, plus_minus, share_plus_minus, shortened, shown, significant
+from qkscope.words.phrases import Format, percent, plus_minus, share_plus_minus, shortened, shown, significant
 
 STEEP = 0.4  # a step is named if it covers at least this part of the range of the whole curve
-
-Format = Callable[..., str]
 
 
 def number_format(kind: str) -> Format:

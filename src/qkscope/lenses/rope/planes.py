@@ -56,7 +56,7 @@ def plane_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 def kernel_shares(products: Complex, planes: Planes, window: int) -> Array:
     """Each plane's covariance with the whole kernel over distances below the window, as a share of its variance.
 
-    Shares add up to 1. NaN where the kernel does not vary.
+    CauseShares add up to 1. NaN where the kernel does not vary.
     """
     by = turning(planes, Positions.window(window))
     with_all = products @ by.spread_minus.T + products.conj() @ by.spread_plus.T

@@ -22,15 +22,15 @@ ORDERS = tuple(itertools.permutations(range(len(PARTS))))
 
 
 @dataclass(frozen=True)
-class Shares:
+class CauseShares:
     """Each part's share of a change (parts, …), and how far the orders differ about it."""
 
     shares: Array
     spread: Array
 
 
-def shapley(predictions: Array) -> Shares:
-    """Shares of the change from predictions[0, 0, 0] to predictions[1, 1, 1], which they add up to.
+def shapley(predictions: Array) -> CauseShares:
+    """CauseShares of the change from predictions[0, 0, 0] to predictions[1, 1, 1], which they add up to.
 
     `predictions` is (2, 2, 2, …): window, base and weights before (0) or after (1).
     """
@@ -41,10 +41,10 @@ def shapley(predictions: Array) -> Shares:
             before = predictions[tuple(at)]
             at[part] = 1
             shares[number, part] = predictions[tuple(at)] - before
-    return Shares(shares.mean(axis=0), shares.max(axis=0) - shares.min(axis=0))
+    return CauseShares(shares.mean(axis=0), shares.max(axis=0) - shares.min(axis=0))
 
 
-def together(predictions: Array) -> Shares:
+def together(predictions: Array) -> CauseShares:
     """The share of window and base, changed at once, beside that of the weights: (2, …) from two orders.
 
     A longer window and a larger base often undo each other. Then their two shares are large and depend on the order,
@@ -54,7 +54,7 @@ def together(predictions: Array) -> Shares:
     first, last = both[1, 0] - both[0, 0], both[1, 1] - both[0, 1]
     share = (first + last) / 2
     rest = both[1, 1] - both[0, 0] - share
-    return Shares(np.stack([share, rest]), np.abs(np.stack([last - first, last - first])))
+    return CauseShares(np.stack([share, rest]), np.abs(np.stack([last - first, last - first])))
 
 
 @dataclass(frozen=True)

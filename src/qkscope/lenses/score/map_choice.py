@@ -29,7 +29,7 @@ FEW = 2  # heads of each of several entries
 
 
 @dataclass(frozen=True)
-class HeadMap:
+class ScoreMap:
     """A head's mean scores by query bucket and part of the keys, from each row's mean, in standard deviations."""
 
     model: str
@@ -46,7 +46,7 @@ class HeadMap:
     errors: Array  # of all of these over documents, before a row's mean is taken off; NaN where they are not known
 
 
-def maps_of(at: AtWindow) -> list[HeadMap]:
+def maps_of(at: AtWindow) -> list[ScoreMap]:
     """The chosen heads of the last checkpoint of a run; of seeds and models the first two of each."""
     if at.study.one_run:
         return _maps_in(at, at.names[-1])
@@ -54,10 +54,10 @@ def maps_of(at: AtWindow) -> list[HeadMap]:
     return [each for name in entries for each in _maps_in(at, name)[:FEW]]
 
 
-def _maps_in(at: AtWindow, model: str) -> list[HeadMap]:
+def _maps_in(at: AtWindow, model: str) -> list[ScoreMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model].assign(**{FREEDOM: at.freedom(model)})
-    maps: dict[tuple[int, int], HeadMap] = {}
+    maps: dict[tuple[int, int], ScoreMap] = {}
     shares = dict(zip(SHARES, shares_shown(at), strict=True))
     for why, share, part in CHOICES:
         column = shares[share]
@@ -91,7 +91,7 @@ def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
     return pd.Series(beyond & (heads[ADVANTAGE].to_numpy() < 0), heads.index)
 
 
-def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str]) -> HeadMap:
+def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str]) -> ScoreMap:
     edges = (*(int(start) for start in rows["start"]), int(rows["end"].iloc[-1]))
     cells = key_cells(edges)
     columns = [TO_FIRST, *TO_CELLS[: len(cells) - 1]]
@@ -103,4 +103,4 @@ def _map(rows: pd.DataFrame, numbers: pd.Series, chosen_for: tuple[str, str, str
         scores = (scores - mean[:, None]) / float(numbers["score_sd"])
     place, errors = (int(numbers["layer"]), int(numbers["head"])), errors / float(numbers["score_sd"])
     first, rest = scores[:, 0], scores[:, 1:]
-    return HeadMap(str(numbers["model"]), *place, *chosen_for, numbers, edges, cells, first, rest, errors)
+    return ScoreMap(str(numbers["model"]), *place, *chosen_for, numbers, edges, cells, first, rest, errors)

@@ -11,7 +11,7 @@ from qkscope.draw import style
 from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM
-from qkscope.lenses.score.map_choice import HeadMap, maps_of
+from qkscope.lenses.score.map_choice import ScoreMap, maps_of
 from qkscope.lenses.score.table import ADVANTAGE
 from qkscope.report.charts import layout
 from qkscope.stats.significance import is_significant
@@ -45,12 +45,12 @@ def draw_score_map(tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _grid(maps: list[HeadMap], models: list[str]) -> list[list[HeadMap]]:
+def _grid(maps: list[ScoreMap], models: list[str]) -> list[list[ScoreMap]]:
     """Heads of one entry in a row, those of several entries one entry below the other."""
     return [[each for each in maps if each.model == model] for model in models]
 
 
-def _draw_map(axes: Axes, of: HeadMap, scale: Normalize, whose: str) -> None:
+def _draw_map(axes: Axes, of: ScoreMap, scale: Normalize, whose: str) -> None:
     length = of.edges[-1]
     sink = SINK_WIDTH * length
     options: dict[str, Any] = {"cmap": COLOURS, "norm": scale, "linewidth": 0, "rasterized": True}
@@ -69,7 +69,7 @@ def _draw_map(axes: Axes, of: HeadMap, scale: Normalize, whose: str) -> None:
     axes.text(1.0, 1.01, _lean(of), transform=axes.transAxes, ha="right", va="bottom", fontsize=7, color=style.GREY)
 
 
-def _lean(of: HeadMap) -> str:
+def _lean(of: ScoreMap) -> str:
     """Which keys win for late queries, and by how much, if that is significant."""
     advantage, error = (float(of.numbers.get(name, np.nan)) for name in (ADVANTAGE, error_name(ADVANTAGE)))
     if is_significant(advantage, error, float(of.numbers[FREEDOM])) == 0:
