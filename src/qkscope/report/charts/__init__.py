@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from qkscope.lenses.at_window import StudyTables
     from qkscope.lenses.base import Figure
 
-DRAW = {
+DRAW: dict[type, Callable[[str, Any, StudyTables], Picture]] = {
     Trajectories: draw_trajectories,
     Shares: draw_shares,
     DepthMap: draw_depth_map,
@@ -36,7 +37,8 @@ def draw_chart(figure: Figure, tables: StudyTables) -> Picture:
             module, _, name = figure.chart.function.partition(":")
             picture: Picture = getattr(import_module(module), name)(tables)
             return picture
-        return DRAW[type(figure.chart)](figure.title, figure.chart, tables)
+        draw = DRAW[type(figure.chart)]
+        return draw(figure.title, figure.chart, tables)
 
 
 def function_name(figure: Figure) -> str:
