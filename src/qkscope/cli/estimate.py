@@ -47,17 +47,17 @@ def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
     """What a planned study costs on a cluster, and what limits it."""
     from qkscope.cli.describe import table
 
-    found = estimate_plan(plan, cluster)
+    estimate = estimate_plan(plan, cluster)
     return [
-        f"{counted(found.workers, 'worker')} of {found.devices_per_model} of the "
-        f"{counted(cluster.devices, 'device')}, {counted(found.shards, 'shard')}; devices reach "
+        f"{counted(estimate.workers, 'worker')} of {estimate.devices_per_model} of the "
+        f"{counted(cluster.devices, 'device')}, {counted(estimate.shards, 'shard')}; devices reach "
         f"{cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s",
         "",
-        *table([("cost", "estimate"), *cost_rows(found)]),
+        *table([("cost", "estimate"), *cost_rows(estimate)]),
         "",
-        *table([("wall time in", "at least", "share"), *time_rows(found)]),
+        *table([("wall time in", "at least", "share"), *time_rows(estimate)]),
         "",
-        *limit_lines(found),
+        *limit_lines(estimate),
         ablation_line(plan, cluster),
     ]
 
@@ -75,58 +75,61 @@ def ablation_line(plan: Plan, cluster: Cluster) -> str:
     )
 
 
-def cost_rows(found: Estimate) -> list[tuple[str, str]]:
+def cost_rows(estimate: Estimate) -> list[tuple[str, str]]:
     """The cost, one quantity per row."""
-    memory, disk, flops = found.memory, found.disk, found.flops
+    memory, disk, flops = estimate.memory, estimate.disk, estimate.flops
     return [
-        ("tokens", scaled(found.tokens)),
+        ("tokens", scaled(estimate.tokens)),
         (
             "FLOPs",
             f"{scaled(flops.total)} (matrices {scaled(flops.matrices)}, attention {scaled(flops.attention)}, "
             f"sums {scaled(flops.sums)})",
         ),
-        ("device hours", f"{found.device_hours:.3g}"),
+        ("device hours", f"{estimate.device_hours:.3g}"),
         (
             "memory per device",
             f"{scaled(memory.total)}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, "
             f"activations {scaled(memory.activations)}B)",
         ),
-        ("memory on the host", f"{scaled(found.host)}B for each worker, to write or add up sums"),
+        ("memory on the host", f"{scaled(estimate.host)}B for each worker, to write or add up sums"),
         (
             "disk, at most",
             f"{scaled(disk.peak)}B (moments {scaled(disk.moments)}B, shards {scaled(disk.shards)}B, downloaded weights "
             f"{scaled(disk.weights)}B)",
         ),
-        ("network", f"{scaled(found.downloaded)}B of downloads, {scaled(found.saved)}B to and from the results folder"),
-        ("wall time", f"at least {duration(found.wall)}"),
+        (
+            "network",
+            f"{scaled(estimate.downloaded)}B of downloads, {scaled(estimate.saved)}B to and from the results folder",
+        ),
+        ("wall time", f"at least {duration(estimate.wall)}"),
     ]
 
 
-def time_rows(found: Estimate) -> list[tuple[str, str, str]]:
+def time_rows(estimate: Estimate) -> list[tuple[str, str, str]]:
     """Where the wall time goes, largest first; what is below half a percent is left out."""
-    ordered = sorted(found.seconds.items(), key=lambda part: -part[1])
-    shown = [(name, seconds) for name, seconds in ordered if seconds >= 0.005 * found.wall]
-    return [(name, duration(seconds), f"{seconds / found.wall:.0%}") for name, seconds in shown]
+    ordered = sorted(estimate.seconds.items(), key=lambda part: -part[1])
+    shown = [(name, seconds) for name, seconds in ordered if seconds >= 0.005 * estimate.wall]
+    return [(name, duration(seconds), f"{seconds / estimate.wall:.0%}") for name, seconds in shown]
 
 
-def limit_lines(found: Estimate) -> list[str]:
+def limit_lines(estimate: Estimate) -> list[str]:
     """What limits the study and what to change then."""
     lines = []
-    if not found.fits:
+    if not estimate.fits:
         lines.append(
-            f"does not fit: the fullest device needs {scaled(found.memory.total)}B of "
-            f"{scaled(found.cluster.device_memory)}B; spread the model over more devices, or lower batch_tokens, "
+            f"does not fit: the fullest device needs {scaled(estimate.memory.total)}B of "
+            f"{scaled(estimate.cluster.device_memory)}B; spread the model over more devices, or lower batch_tokens, "
             "buckets or groups"
         )
-    share = found.seconds[found.bottleneck] / found.wall
-    lines.append(f"bottleneck: {found.bottleneck} ({share:.0%} of the wall time): {ADVICE[found.bottleneck]}")
-    if found.devices_per_model > 1:
+    share = estimate.seconds[estimate.bottleneck] / estimate.wall
+    lines.append(f"bottleneck: {estimate.bottleneck} ({share:.0%} of the wall time): {ADVICE[estimate.bottleneck]}")
+    shared_by = estimate.devices_per_model
+    if shared_by > 1:
         way_out = "only devices with more memory avoid it"
-        if found.cluster.devices_per_model is not None:
+        if estimate.cluster.devices_per_model is not None:
             way_out = "give a model as few devices as it fits in, and run more workers"
         lines.append(
-            f"devices that share a model take turns, so {found.devices_per_model - 1} of {found.devices_per_model} "
-            f"wait at any moment; {way_out}"
+            f"devices that share a model take turns, so {shared_by - 1} of {shared_by} wait at any moment; {way_out}"
         )
     return lines
 
