@@ -44,7 +44,7 @@ PLACES = {
     "probing": [("qkscope.capture.probe", "probe_model")],
     FORWARD: [("qkscope.capture.collect", "_run")],
     "saving": [("qkscope.run.engines.worker", "deliver"), ("qkscope.run.execute", "_accept")],
-    "the last tables": [("qkscope.run.execute", "analyze_study")],
+    "the last tables": [("qkscope.tables.from_moments", "analyze_study")],
 }
 
 
