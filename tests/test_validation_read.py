@@ -17,6 +17,7 @@ from qkscope.lenses.position import OWN
 from qkscope.lenses.rows import file_columns
 from qkscope.run.events import Events
 from qkscope.validation import scan
+from qkscope.validation.kept import kept_layer
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors, parse_head
 from qkscope.validation.read import infer_group_size, open_vectors, pair_heads
 from qkscope.validation.tables import analyze_vectors, download_vectors, table_from_vectors
@@ -217,6 +218,31 @@ def test_no_more_than_a_batch_is_held(tmp_path, row_group):
         assert pa.total_allocated_bytes() - before < size / 3
         rows += len(batch.vectors)
     assert rows == found.rows == 120_000
+
+
+def test_kept_tokens_come_in_order_whatever_the_order_of_rows(tmp_path):
+    """Queries in two files and out of order, keys in order: the same tokens, each with its own vectors."""
+    queries, keys = head(1), head(2)
+    keys = {**queries, "vector": keys["vector"]}
+    order = np.random.default_rng(0).permutation(400)
+    for i, part in enumerate(np.split(order, [150])):
+        put(tmp_path, "l00h00q", table_of({name: of[part] for name, of in queries.items()}), f"{i}.parquet")
+    put(tmp_path, "l00h00k", table_of(keys))
+    kept = kept_layer(tmp_path, 0, [0], [0], low=8, high=40)
+    inside = (queries["position"] >= 8) & (queries["position"] < 40)
+    for found, expected in (
+        (kept.document, queries["example_id"]), (kept.position, queries["position"]),
+        (kept.q[0], queries["vector"]), (kept.k[0], keys["vector"]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(found, expected[inside])
+    some = kept_layer(tmp_path, 0, [0], [0], most=30, draw=np.random.default_rng(0))
+    rows = [np.flatnonzero((queries["vector"] == vector).all(axis=1))[0] for vector in some.q[0]]
+    assert len(rows) == 30
+    assert rows == sorted(rows)
+    np.testing.assert_array_equal(some.k[0], keys["vector"][rows])
+    put(tmp_path, "l00h01q", table_of(head(3)))
+    with pytest.raises(VectorsError, match="l00h01q: has other tokens than the rest of its layer"):
+        kept_layer(tmp_path, 0, [0, 1], [0])
 
 
 # -- which key a query reads ------------------------------------------------------------------------------

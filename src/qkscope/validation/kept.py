@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qkscope.moments.second import Kind
 from qkscope.validation.layout import TOKEN_COLUMN, HeadName, VectorsError, find_vectors, stored_sample
 from qkscope.validation.sampling import Integers, VectorSample
-from qkscope.validation.scan import scan_head, vector_batches
+from qkscope.validation.scan import HeadScan, head_tokens, head_vectors, scan_head
 
 
 @dataclass(frozen=True)
@@ -44,36 +44,41 @@ def kept_layer(
     low: int = 0,
     high: float = inf,
     most: float = inf,
+    draw: np.random.Generator | None = None,
 ) -> KeptLayer | None:
     """The tokens at positions `low` … `high` (without `high`) that were kept; None where none were, of these heads.
 
-    Of more than `most`, the first documents that fit are taken. Heads that were not kept are left out.
+    Of more than `most`, the first documents that fit are taken, or with `draw`, tokens at random; the others do not
+    need memory. Heads that were not kept are left out.
     """
     files = find_vectors(folder).files
-    document = position = None
-    parts: dict[Kind, dict[int, NDArray[np.float32]]] = {"q": {}, "k": {}}
-    for name in [HeadName(layer, head, "q") for head in heads] + [HeadName(layer, head, "k") for head in keys]:
-        if name not in files:
-            continue
-        of_head = list(vector_batches(scan_head(name, files[name])))
-        documents = np.concatenate([batch.example_id for batch in of_head])
-        positions = np.concatenate([batch.position for batch in of_head])
-        order = np.lexsort((positions, documents))
-        documents, positions = documents[order], positions[order]
-        if document is None or position is None:
-            document, position = documents, positions
+    names = [HeadName(layer, head, "q") for head in heads] + [HeadName(layer, head, "k") for head in keys]
+    names = [name for name in names if name in files]
+    if {name.kind for name in names} != {"q", "k"}:
+        return None
+    document, position = _tokens(names[0], files[names[0]])[:2]
+    inside = np.flatnonzero((position >= low) & (position < high))
+    if draw is not None and len(inside) > most:
+        inside = inside[np.sort(draw.choice(len(inside), int(most), replace=False))]
+    inside = inside[: _whole_documents(document[inside], most)]
+    if not len(inside):  # a sparse sample can miss a short window
+        return None
+    vectors: dict[Kind, dict[int, NDArray[np.float32]]] = {"q": {}, "k": {}}
+    for name in names:
+        documents, positions, order, scan = _tokens(name, files[name])
         if not (np.array_equal(documents, document) and np.array_equal(positions, position)):
             where = files[name][0].parent
             raise VectorsError(f"{where}: has other tokens than the rest of its layer; capture it again")
-        vectors = np.concatenate([batch.vectors for batch in of_head])[order]
-        parts[name.kind][name.head] = vectors.astype(np.float32, copy=False)
-    if document is None or position is None or not parts["q"] or not parts["k"]:
-        return None
-    inside = np.flatnonzero((position >= low) & (position < high))
-    if not len(inside):  # a sparse sample can miss a short window
-        return None
-    inside = inside[: _whole_documents(document[inside], most)]
-    return KeptLayer(document, position, parts["q"], parts["k"]).take(inside)
+        vectors[name.kind][name.head] = head_vectors(scan, order[inside]).astype(np.float32, copy=False)
+    return KeptLayer(document[inside], position[inside], vectors["q"], vectors["k"])
+
+
+def _tokens(name: HeadName, files: tuple[Path, ...]) -> tuple[Integers, Integers, NDArray[np.intp], HeadScan]:
+    """A head's documents and positions in order, the rows of its files in that order, and what its files hold."""
+    scan = scan_head(name, files)
+    document, position = head_tokens(scan)
+    order = np.lexsort((position, document))
+    return document[order], position[order], order, scan
 
 
 def _whole_documents(document: Integers, most: float) -> int:

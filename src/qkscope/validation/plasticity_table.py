@@ -128,13 +128,11 @@ def sampled_rows(
 
 def layer_sample(folder: Path, layer: int, heads: Iterable[int], keys: Iterable[int]) -> KeptLayer:
     """The kept vectors of a layer; of more than MOST_TOKENS, so many are drawn."""
-    kept = kept_layer(folder, layer, heads, keys)
+    draw = np.random.Generator(np.random.PCG64(np.random.SeedSequence((SEED, layer))))
+    kept = kept_layer(folder, layer, heads, keys, most=MOST_TOKENS, draw=draw)
     if kept is None:
         raise VectorsError(f"{folder}: layer {layer} has queries but no keys; add its key heads")
-    if len(kept.position) <= MOST_TOKENS:
-        return kept
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((SEED, layer))))
-    return kept.take(np.sort(generator.choice(len(kept.position), MOST_TOKENS, replace=False)))
+    return kept
 
 
 def _rows(sums: LayerSums, estimator: str, tally: Tally, model: str, n_layers: int) -> pd.DataFrame:

@@ -90,6 +90,26 @@ def vector_batches(scan: HeadScan) -> Iterator[VectorBatch]:
                 start += batch.num_rows
 
 
+def head_tokens(scan: HeadScan) -> tuple[Integers, Integers]:
+    """Document and position of each of a head's rows, in the order of its files."""
+    parts = []
+    for path in scan.files:
+        with _opened(path) as file:
+            parts.append(_tokens(path, file))
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def head_vectors(scan: HeadScan, rows: NDArray[np.intp]) -> NDArray[Any]:
+    """The vectors of some of a head's rows, in the order of `rows`; no others are kept in memory."""
+    rising, start, parts = np.sort(rows), 0, []
+    for batch in vector_batches(scan):
+        stop = start + len(batch.position)
+        first, last = np.searchsorted(rising, (start, stop))
+        parts.append(batch.vectors[rising[first:last] - start])
+        start = stop
+    return np.concatenate(parts)[np.searchsorted(rising, rows)]
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A Parquet file; arrow's errors, on opening and while it is read, name the file."""

@@ -106,8 +106,18 @@ class VectorWriter:
         facts = about.layer
         if len(documents) != call.query.shape[0]:
             raise VectorsError(f"{len(documents)} documents for {call.query.shape[0]} rows")
-        kept = self._sampled(about, documents, call.query.shape[2], positions)
-        rows, tokens = np.nonzero(kept != PADDING)
+        kept = sampled_positions(
+            documents,
+            call.query.shape[2],
+            layer=call.layer,
+            rate=about.rate,
+            seed=about.seed,
+            positions=positions,
+            per_doubling=about.per_doubling,
+        )
+        if kept.max(initial=PADDING) >= about.context:
+            raise InputError(f"position {kept.max()} is outside the context of {about.context}")
+        rows, tokens = np.nonzero(kept >= self._layout.skip_positions)
         if not len(rows):
             return
         where = np.stack([np.asarray(documents, dtype=np.int64)[rows], kept[rows, tokens]], axis=1)
@@ -121,21 +131,6 @@ class VectorWriter:
             for name, array in arrays.items():
                 with (self._spool / f"{call.layer}.{name}").open("ab") as file:
                     file.write(np.ascontiguousarray(array).data)
-
-    def _sampled(self, about: FileFacts, documents: Sequence[int], tokens: int, positions: Integers | None) -> Integers:
-        """Positions (rows, tokens) of the tokens that are kept, -1 for the others."""
-        kept = sampled_positions(
-            documents,
-            tokens,
-            layer=about.layer.layer,
-            rate=about.rate,
-            seed=about.seed,
-            positions=positions,
-            per_doubling=about.per_doubling,
-        )
-        if kept.max(initial=PADDING) >= about.context:
-            raise InputError(f"position {kept.max()} is outside the context of {about.context}")
-        return np.where(kept >= self._layout.skip_positions, kept, PADDING)
 
     def _finish(self) -> None:
         """Write every head's file, and give the dataset its name."""
