@@ -25,7 +25,7 @@ from qkscope.compare.tolerance import Noise
 from qkscope.compare.write import compare_results
 from qkscope.errors import InputError
 from qkscope.lenses.depth_axis import depth_bins
-from qkscope.lenses.rotation.table import TABLE
+from qkscope.lenses.rotation import TABLE
 from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries
 

@@ -125,8 +125,8 @@ PLASTICITY = NumberTable(
         )
     ),
     "heads",
-    f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form of plasticity.csv is another estimator; keep "
-    "vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)",
+    f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form of plasticity.csv is another estimator; "
+    "keep vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)",
 )
 TABLES = (
     NumberTable(

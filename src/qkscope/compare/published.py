@@ -24,6 +24,7 @@ from qkscope.lenses.categories import UNDEFINED
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.draws import KEY, drawn_heads
 from qkscope.lenses.head_measures import find_measure, heads_with_measures, load_tables
+from qkscope.lenses.rotation.table import FILE as ROTATED_CSV
 from qkscope.lenses.taxonomy import with_category
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import Results, read_study_table
@@ -41,7 +42,7 @@ def compare_folder_with_published(
     results: Results, reference: PublishedReference, wanted: float | None
 ) -> JudgedNumbers:
     """Compare a results folder, each checkpoint at its native context; `wanted` replaces every tolerance."""
-    at = load_tables(results, ["rotated.csv", REPLICATES_CSV])
+    at = load_tables(results, [ROTATED_CSV, REPLICATES_CSV])
     heads = heads_with_measures(at, [*ROTATION.columns, *_SPREAD])
     sampled = _read_sampled_plasticity(results)
     if sampled is not None:
@@ -51,8 +52,8 @@ def compare_folder_with_published(
 
     def mean_error(name: str, model: str) -> float:
         """From the layers' means without each group of documents, which are over all heads that were measured."""
-        result = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
-        return math.nan if result is None else result[0].error(result[1], model)
+        quantity = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
+        return math.nan if quantity is None else quantity[0].error(quantity[1], model)
 
     draws = list(drawn_heads(at.heads, at.replicates))
     return compare_with_published(heads, results.study.names, reference, wanted, draws, mean_error)

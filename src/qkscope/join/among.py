@@ -44,19 +44,19 @@ def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
 
 
 def _rows(own: AtWindow, measure: str, published: PublishedModels) -> list[dict[str, object]]:
-    result = find_measure(own, measure)
-    if result is None:
+    quantity = find_measure(own, measure)
+    if quantity is None:
         return []
     theirs = published.table[["model", "window", measure]].dropna()
     values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []
     for name in own.names:
         heads, window = compared_heads(own, name), own.window_of(name)
-        mean = heads.mean(*result, name)
+        mean = heads.mean(*quantity, name)
         alike = np.abs(windows / window - 1.0) <= NEAR  # none where the window is not recorded
         rows.append(
             {
-                "model": name, "measure": measure, "value": mean, "value_se": heads.error(*result, name),
+                "model": name, "measure": measure, "value": mean, "value_se": heads.error(*quantity, name),
                 "window": window, "heads": heads.heads, "heads_measured": heads.measured,
                 "heads_are": heads.description,
                 "published_low": values.min(), "published_median": float(np.median(values)),

@@ -56,12 +56,14 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     values: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
     for name in wanted or DEFAULT:
-        result = require_measure(at, name) if wanted else find_measure(at, name)
+        quantity = require_measure(at, name) if wanted else find_measure(at, name)
         means = (
-            [math.nan] * len(heads) if result is None else [each.mean(*result, model) for model, each in heads.items()]
+            [math.nan] * len(heads)
+            if quantity is None
+            else [each.mean(*quantity, model) for model, each in heads.items()]
         )
-        if result is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
-            values[name], errors[name] = means, [each.error(*result, model) for model, each in heads.items()]
+        if quantity is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
+            values[name], errors[name] = means, [each.error(*quantity, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),

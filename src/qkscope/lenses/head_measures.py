@@ -38,14 +38,14 @@ def find_measure(at: AtWindow, name: str) -> tuple[HeadPanel, str] | None:
 
 def require_measure(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
     """The same. Raises InputError for a measure that these results do not have."""
-    result = find_measure(at, name)
-    if result is None:
+    quantity = find_measure(at, name)
+    if quantity is None:
         raise InputError(
             f"--measure {name}: these results have no such column of heads; the tables are "
             f"{', '.join(_table_names(at))}, and `qkscope docs results` lists their columns (`qkscope analyze` writes "
             "tables that are missing)"
         )
-    return result
+    return quantity
 
 
 def _table_names(at: AtWindow) -> list[str]:
@@ -56,9 +56,9 @@ def heads_with_measures(at: AtWindow, names: Sequence[str]) -> pd.DataFrame:
     """`at.heads` with a column for each measure; a measure that the results lack adds none."""
     heads = at.heads
     for name in names:
-        result = None if name in heads else find_measure(at, name)
-        if result is not None:
-            panel, measure = result
+        quantity = None if name in heads else find_measure(at, name)
+        if quantity is not None:
+            panel, measure = quantity
             rows = [
                 (model, *place, value)
                 for model in at.names
