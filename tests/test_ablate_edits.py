@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 import qkscope
 from families import YARN, tiny, tokens
 from qkscope.ablate import passes
-from qkscope.ablate import tap as tap_module
 from qkscope.ablate.edits import HeadEdit, edits_of, rotated_mean
 from qkscope.ablate.measure import repeats
 from qkscope.ablate.needle import needle_of, plant
-from qkscope.ablate.passes import EditableModel
-from qkscope.ablate.tap import EditTap, KernelCall
+from qkscope.ablate.passes import EditableModel, EditTap, KernelCall
 from qkscope.api import capture_moments
 from qkscope.errors import CaptureError, InputError
 from qkscope.layers import Rotation
@@ -198,7 +196,7 @@ def test_the_scale_of_yarn_is_applied_once(name):
 @pytest.mark.parametrize("name", ["kernel", "key_mean", "query_mean", "kernel_measured", "flatten"])
 def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit(model, sums, name, block, monkeypatch):
     """With blocks of 16 queries, later blocks too: their distances count from the document's start."""
-    monkeypatch.setattr(tap_module, "BLOCK", block)
+    monkeypatch.setattr(passes, "BLOCK", block)
     layer, head = 1, 3
     edits = edits_of(name, sums[layer], LENGTH)
     seen = attention_outputs(model, {layer: {head: edits[head]}})

@@ -24,8 +24,7 @@ from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 
 if TYPE_CHECKING:
-    from qkscope.ablate.passes import EditableModel, Losses
-    from qkscope.ablate.tap import Attention
+    from qkscope.ablate.passes import Attention, EditableModel, Losses
 
 Outcome = tuple[str, float, float]  # name, value without the edit, rise
 OutcomeRows = list[list[Any]]  # [unit, outcome, before, delta]
