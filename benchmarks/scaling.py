@@ -18,8 +18,8 @@ from qkscope.cost.cluster import Cluster
 from qkscope.cost.estimate import Estimate, estimate
 from qkscope.cost.tables import EIGEN
 from qkscope.cost.work import CheckpointWork, described_weights, shard_documents
+from qkscope.moments.host_arithmetic import FLOAT64_TOKENS, NARROW
 from qkscope.moments.layout import capture_layout
-from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW
 from qkscope.moments.sizes import default_groups, predict_sizes
 from qkscope.study.schema import Study
 

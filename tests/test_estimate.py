@@ -45,9 +45,9 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
-from qkscope.moments.placing import PIECE_TOKENS
+from qkscope.moments.placement import PIECE_TOKENS
+from qkscope.moments.running_sums import State
 from qkscope.moments.sizes import predict_sizes
-from qkscope.moments.state import State
 from qkscope.results.csv_files import csv_text
 from qkscope.results.folder import shard_path
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, QK_FILES

@@ -19,10 +19,9 @@ from safetensors.numpy import save as serialize
 from qkscope.errors import MomentsFileError, StorageError
 from qkscope.files import is_abandoned, replacing
 from qkscope.layers import LayerFacts
-from qkscope.moments.file import read_provenance
+from qkscope.moments.file import RestFile, read_provenance
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.rest import RestFile
 from qkscope.moments.sizes import predict_sizes
 from qkscope.results.remove import remove_unfinished
 

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from families import FAMILIES, tiny, tokens
-from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import evaluation, text_backbone
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.capture.rotation import measure_rotations, probed_positions
+from qkscope.capture.rotation import angles_of, measure_rotations, probed_positions
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments.unrotate import turn
 from test_capture_reference import rope_of

@@ -13,10 +13,10 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.base import Column, HeadTable, Lens, StudyBuild, StudyTable
 from qkscope.lenses.registry import register, with_lens
 from qkscope.moments import file as whole_file
+from qkscope.moments.file import RestFile
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import before_rotation
-from qkscope.moments.rest import RestFile
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_folder

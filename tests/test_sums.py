@@ -16,11 +16,11 @@ from qkscope.capture.collect import make_batch
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.sums import layer_sums
-from qkscope.moments import turns
+from qkscope.moments import placement
+from qkscope.moments.device_arithmetic import FEW_RUNS
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.on_device import FEW_RUNS
-from qkscope.moments.placing import Placed
+from qkscope.moments.placement import Placed
 from qkscope.moments.sizes import predict_sizes, workspace_bytes
 
 WIDTH = 8
@@ -199,7 +199,7 @@ def test_both_ways_make_the_same_sums_of_float64_vectors():
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (3, 1)])
 def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads, common, at_once):
     """Twice two whole documents of one group; squares of the group by brute force."""
-    monkeypatch.setattr(turns, "AT_ONCE", at_once)
+    monkeypatch.setattr(placement, "AT_ONCE", at_once)
     layout = capture_layout(64, buckets=8, groups=2, common=common)
     moments = Moments(layout, [LayerFacts(0, *heads, WIDTH, rotary="nope", rotary_dims=0)], way="device")
     rng = np.random.default_rng(3)
@@ -367,8 +367,8 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
 
 def test_sums_without_float64_carry_what_each_addition_rounds_away():
     """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
-    from qkscope.moments.on_device import add_cells
-    from qkscope.moments.state import State
+    from qkscope.moments.device_arithmetic import add_cells
+    from qkscope.moments.running_sums import State
 
     state = State(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
     state.squares = state.squares.to(torch.float32)

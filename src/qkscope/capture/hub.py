@@ -297,3 +297,23 @@ def evict(source: ModelSource) -> int:
     strategy = cache.delete_revisions(commit)
     strategy.execute()
     return int(strategy.expected_freed_size)
+
+
+def fetch_weights(source: ModelSource) -> list[Path]:
+    """The files that hold a checkpoint's weights; those on the Hub are downloaded unless they are in the cache."""
+    from transformers.utils.hub import cached_file
+
+    if source.kind != "hub":
+        folder = Path(source.location)
+        return [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
+    revision = source.revision or "main"
+    index = cached_file(
+        source.location,
+        INDEX,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    names = ["model.safetensors"] if index is None else require_safe_index(Path(index))
+    files = (cached_file(source.location, name, revision=revision) for name in names)
+    return [Path(path) for path in files if path is not None]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qkscope.capture.adapter import merged
 from qkscope.capture.gguf import begin_as_stated, parsed_once
@@ -155,3 +159,25 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
         raise reason.within("no tokenizer").advised(python=way_out, command=way_out) from error
     tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
     return tokenizer, exact
+
+
+def visible_gpus() -> list[str]:
+    """The names (as CUDA_VISIBLE_DEVICES has them) of the GPUs this process may use."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [name.strip() for name in asked.split(",") if name.strip()]
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def take_share(threads: int, gpus: list[str]) -> None:
+    """Keep to so many threads and these GPUs; before the first use of CUDA."""
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    torch.set_num_threads(threads)
+
+
+def release_memory() -> None:
+    """Give back what is no longer in use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -189,7 +189,10 @@ def _float64_tokens(work: CheckpointWork, facts: LayerFacts) -> float:
 
     The change comes between two pieces of tokens, so up to one piece more may be in float64.
     """
-    from qkscope.moments.on_host import FLOAT64_TOKENS, NARROW  # imports torch, which whoever has a plan has already
+    from qkscope.moments.host_arithmetic import (  # imports torch, which whoever has a plan has already
+        FLOAT64_TOKENS,
+        NARROW,
+    )
 
     per_document = _summed_tokens(work) / work.documents
     if facts.head_dim < NARROW:

@@ -16,7 +16,7 @@ import pandas as pd
 from qkscope.kinds import StudyKind
 from qkscope.lenses.heads import choose_heads
 from qkscope.lenses.rows import RowSettings
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import RestFile
 from qkscope.results.entries import saw_the_same
 from qkscope.results.provenance import CheckpointRecord
 

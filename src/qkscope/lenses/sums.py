@@ -28,7 +28,7 @@ from qkscope.lenses.pca import (
 )
 from qkscope.moments.moments import KINDS, Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
-from qkscope.moments.second import Kind, Statistics
+from qkscope.moments.second_moments import Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.vectors.kept import KeptLayer, kept_layer
 

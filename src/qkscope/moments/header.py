@@ -18,7 +18,7 @@ from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
 from qkscope.moments.layout import Layout, can_unrotate, sketch_blocks
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 SCHEMA = 3
 READABLE = (1, 2, 3)  # what older files hold is used as far as it goes

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from qkscope.layers import LayerFacts, whole_number
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 # Of each document at least so many tokens are summed before rotation (all, if it is shorter), until they are so far
 # apart: means then have the error of the documents, and the products cost a few hundredths of the others.

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
-from qkscope.moments.held import KindMoments, LayerMoments
+from qkscope.moments.host_sums import KindMoments, LayerMoments
 from qkscope.moments.layout import Layout
-from qkscope.moments.placing import Placed
+from qkscope.moments.placement import Placed
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
@@ -28,15 +28,15 @@ from qkscope.moments.replicates import (
     group_squares,
     without_group,
 )
-from qkscope.moments.second import Kind, SecondMoments, Statistics
+from qkscope.moments.second_moments import Kind, SecondMoments, Statistics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from qkscope.moments.live import LiveSums, Scratch, Way
-    from qkscope.moments.pivot import NonFinite
+    from qkscope.moments.host_arithmetic import NonFinite
+    from qkscope.moments.running_sums import LiveSums, Scratch, Way
 
 KINDS: tuple[Kind, Kind] = ("q", "k")
 
@@ -102,8 +102,8 @@ class Moments:
             self.documents += placed.documents
 
     def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
-        from qkscope.moments.live import Scratch, without_autocast
-        from qkscope.moments.pivot import NonFinite
+        from qkscope.moments.host_arithmetic import NonFinite
+        from qkscope.moments.running_sums import Scratch, without_autocast
 
         self._scratch = self._scratch or Scratch(self.layout, self._way)
         try:
@@ -144,7 +144,7 @@ class Moments:
         """Where a layer's vectors, given as to `add`, have a number that cannot be summed; None where all can."""
         import torch
 
-        from qkscope.moments.pivot import locate
+        from qkscope.moments.host_arithmetic import locate
 
         placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
         worst = locate({"q": queries, "k": keys}, placed)
@@ -154,7 +154,7 @@ class Moments:
         return self._non_finite(layer, worst, placed)
 
     def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> LiveSums:
-        from qkscope.moments.live import LiveSums
+        from qkscope.moments.running_sums import LiveSums
 
         self._live[facts.layer] = LiveSums.of_layer(self.layout, facts, vectors["q"].device)
         return self._live[facts.layer]

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.moments.held import FirstMoments, KindMoments, Unrotated
+from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, square
-from qkscope.moments.sketch import Sketch
+from qkscope.moments.second_moments import Array, SecondMoments, square
 
 Arrays = dict[str, NDArray[Any]]
 SKETCH = "sketch."  # in front of the names of the groups' sketches

@@ -2,7 +2,7 @@
 
 Groups have full squares over two spans of positions, up to the common window and beyond it, so replicates are exact at
 the common window and at the whole context. At other windows, and at position 0, squares are estimated from sketches
-(sketch.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
+(host_sums.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
 share of the scatter of all groups about their means.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.moments.held import KindMoments, Unrotated
+from qkscope.moments.host_sums import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, triangle
+from qkscope.moments.second_moments import Array, SecondMoments, triangle
 
 GroupSquares = Literal["exact", "estimated", "none"]
 

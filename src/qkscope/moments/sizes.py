@@ -9,9 +9,8 @@ from itertools import pairwise
 from qkscope.layers import LayerFacts
 from qkscope.moments.header import heads_of
 from qkscope.moments.layout import Layout, sketch_blocks
-from qkscope.moments.placing import MOST_BLOCKS, SHORTEST_BLOCK
-from qkscope.moments.second import Kind
-from qkscope.moments.turns import turns_of
+from qkscope.moments.placement import MOST_BLOCKS, SHORTEST_BLOCK, turns_of
+from qkscope.moments.second_moments import Kind
 
 FLOAT64, FLOAT32, FLOAT16 = 8, 4, 2
 
@@ -25,7 +24,7 @@ class Sizes:
 
 
 def predict_sizes(layout: Layout, layers: Iterable[LayerFacts]) -> Sizes:
-    """Sizes of the sums of `layers` under `layout`; the tables of moments/state.py and moments/header.py in numbers."""
+    """Sizes of the sums of `layers` under `layout`: the tables of running_sums.py and header.py in numbers."""
     memory, file = 0, FLOAT64 * layout.buckets * layout.groups
     for facts in layers:
         # Before weights are loaded a rotation is not measured yet; that it will be is the cautious guess.

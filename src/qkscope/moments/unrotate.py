@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkscope.layers import Rotation
-from qkscope.moments.placing import Spaced
-from qkscope.moments.second import Kind
+from qkscope.moments.placement import Spaced
+from qkscope.moments.second_moments import Kind
 
 FEW_RUNS = 4  # of consecutive partners: halves that change places are two, with coordinates that do not turn three
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.moments.header import DAMAGED
-from qkscope.moments.held import KindMoments, Unrotated
+from qkscope.moments.host_sums import KindMoments, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, square, triangle
+from qkscope.moments.second_moments import Array, SecondMoments, square, triangle
 
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions

@@ -1,5 +1,9 @@
 """The next checkpoint's weights on their way while this one computes: at most one ahead, and never in the way.
 
+Weights are fetched from the Hub and read into the system's file cache, which gives them up when memory is short. That
+is all of a load that can be done beside a model at work: building the next model there would change settings of the
+whole process (torch's default dtype).
+
 Whatever goes wrong here is not told: the checkpoint is loaded all the same, and meets it there.
 """
 
@@ -7,11 +11,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from qkscope.capture.source import ModelSource
 from qkscope.tables.memory import free_memory
 
 SPARE = 2**30  # bytes of memory that stay free
+CHUNK = 8 * 2**20  # bytes read at a time
 
 
 class Ahead:
@@ -42,9 +48,19 @@ class Ahead:
 
 
 def _bring(source: ModelSource, enough: threading.Event) -> None:
-    from qkscope.capture.ahead import fetch_weights, read_through
+    from qkscope.capture.hub import fetch_weights
 
     with suppress(Exception):  # told where the checkpoint is loaded
         files = fetch_weights(source)
         if sum(path.stat().st_size for path in files) + SPARE <= free_memory():
             read_through(files, enough)
+
+
+def read_through(paths: list[Path], enough: threading.Event) -> int:
+    """Read files from end to end, which leaves them in the system's cache, until it is `enough`; returns bytes read."""
+    buffer, done = memoryview(bytearray(CHUNK)), 0
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while not enough.is_set() and (count := file.readinto(buffer)):
+                done += count
+    return done

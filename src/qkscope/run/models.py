@@ -185,7 +185,7 @@ def _identical(same: Sequence[Model]) -> str:
 
 def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
-    from qkscope.capture.content import Content
+    from qkscope.capture.fingerprint import Content
 
     contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}
     groups: list[list[int]] = []

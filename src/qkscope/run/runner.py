@@ -208,7 +208,7 @@ class ShardRunner:
         raise _advised(failure) from None
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
-        from qkscope.capture.devices import release_memory
+        from qkscope.capture.load import release_memory
 
         if attempt.batch_tokens < 2 * plan.context or not restartable:
             raise OutOfMemory(

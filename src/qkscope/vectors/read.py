@@ -18,11 +18,11 @@ import numpy as np
 
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
-from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments
+from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import KINDS, Moments
-from qkscope.moments.placing import Placed
-from qkscope.moments.second import Kind, SecondMoments
+from qkscope.moments.placement import Placed
+from qkscope.moments.second_moments import Kind, SecondMoments
 from qkscope.text import counted
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors
@@ -197,8 +197,7 @@ def _sum_head(scan: HeadScan, layout: Layout) -> KindMoments:
     """One head's sums, batch by batch."""
     import torch
 
-    from qkscope.moments.live import LiveSums, Scratch
-    from qkscope.moments.state import State
+    from qkscope.moments.running_sums import LiveSums, Scratch, State
 
     kind: Kind = scan.name.kind
     live, scratch = LiveSums(State(layout, {kind: 1}, scan.width, torch.device("cpu"))), Scratch(layout)

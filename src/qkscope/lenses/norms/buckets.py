@@ -11,7 +11,7 @@ from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.norms.table import SIZE, score_moments
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Kind, Statistics
+from qkscope.moments.second_moments import Kind, Statistics
 
 FILE = "norms_buckets.csv"
 COLUMNS = (

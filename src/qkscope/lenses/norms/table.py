@@ -15,7 +15,7 @@ from qkscope.lenses.base import Column, HeadTable
 from qkscope.lenses.norms.largest import largest_scores
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 FILE = "norms.csv"
 SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)

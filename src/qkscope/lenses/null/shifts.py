@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 FEWEST_BLOCKS = 4  # with three shifts, the largest of them says little about what a shift can do
 

@@ -12,7 +12,7 @@ from qkscope.errors import InputError, TableError
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, with_base, with_rotation_of
 from qkscope.lenses.rope.spectrum import base_of
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import RestFile
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
 from qkscope.results.read import Results, load_results
 

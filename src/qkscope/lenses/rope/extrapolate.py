@@ -21,7 +21,7 @@ from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split_sums import EntryLayer, entry_layer
 from qkscope.lenses.rows import over_layers
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import RestFile
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_correlations
 

@@ -15,10 +15,10 @@ from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.turning import Planes
+from qkscope.moments.file import RestFile, RestLayer
 from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation, before_rotation
-from qkscope.moments.rest import RestFile, RestLayer
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 Array = NDArray[np.float64]
 

@@ -80,7 +80,7 @@ class _Pool:
         self._schedule = Schedule(job.tasks)
         self._size = min(job.placement.workers or 1, len(job.tasks))
         self._packed = pack_plans(job.plans)
-        from qkscope.capture.devices import visible_gpus
+        from qkscope.capture.load import visible_gpus
 
         self._gpus = visible_gpus()
         self._members: list[_WorkerProcess] = []
@@ -230,7 +230,7 @@ class _Failed:
 def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     """Run tasks until the run goes away."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from qkscope.capture.devices import take_share
+    from qkscope.capture.load import take_share
 
     take_share(setting.threads, setting.gpus)
     _send_warnings(connection)

@@ -331,7 +331,7 @@ class _Actor:
     def __init__(
         self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], leniency: Leniency, threads: int
     ) -> None:
-        from qkscope.capture.devices import take_share
+        from qkscope.capture.load import take_share
 
         take_share(threads, [])  # Ray has chosen the GPUs
         self._reports: list[Report] = []

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from qkscope.moments.pilot import add_sketches
-from qkscope.moments.placing import Placed, Whole
-from qkscope.moments.second import Kind
+from qkscope.moments.first_batch import add_sketches
+from qkscope.moments.placement import Placed, Turn, Whole, turns_of
+from qkscope.moments.second_moments import Kind
 from qkscope.moments.sizes import cell_size
-from qkscope.moments.state import State
-from qkscope.moments.turns import Turn, turns_of
+
+if TYPE_CHECKING:
+    from qkscope.moments.running_sums import State
 
 FEW_RUNS = 3  # copies of whole runs of buckets; a gather takes as many calls
 

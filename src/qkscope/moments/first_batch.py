@@ -1,4 +1,4 @@
-"""The directions of sketches, from the first batch, and how batches are added to sketches (see sketch.py)."""
+"""What the first batch decides: the pivot that sums are about, and the directions of sketches (see host_sums.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,31 @@ import torch
 from torch import Tensor
 
 from qkscope.moments.layout import sketch_blocks
-from qkscope.moments.placing import Placed
-from qkscope.moments.second import Array, Kind
+from qkscope.moments.placement import Placed
+from qkscope.moments.second_moments import Array, Kind
 
 if TYPE_CHECKING:
-    from qkscope.moments.state import State
+    from qkscope.moments.running_sums import State
 
+PIVOT_TOKENS = 256  # tokens, evenly taken from the first ones, that decide on the pivot
 PILOT_TOKENS = 512  # tokens of each window, evenly taken, that the directions come from
 ITERATIONS, MORE = 12, 4  # of the subspace iteration, and vectors that it takes beyond those asked for
+
+
+def coarse_mean(x: Tensor, placed: Placed) -> Tensor:
+    """The mean of (rows, heads, tokens, width), to within a standard deviation or so: some tokens will do.
+
+    A pivot of few bits leaves the vectors on the grid of their own precision: subtracting it rounds almost nothing
+    away, and products of half-precision vectors about it need little rounding either.
+    """
+    rows, tokens = placed.evenly(PIVOT_TOKENS)
+    some = x.permute(1, 0, 2, 3)[:, torch.from_numpy(rows).to(x.device), torch.from_numpy(tokens).to(x.device)]
+    some = some.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    mean = some.mean(dim=1)
+    deviation = (some - mean[:, None]).square_().mean(dim=1).sqrt_()  # torch's own takes three times as long
+    grid = torch.exp2(torch.floor(torch.log2(deviation)))
+    coarse = torch.where(grid > 0, torch.round(mean / grid) * grid, mean)
+    return torch.where(torch.isfinite(coarse), coarse, 0.0).to(torch.float32).to(some.dtype)
 
 
 def choose_directions(state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> Tensor:
