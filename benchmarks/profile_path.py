@@ -23,7 +23,7 @@ PARTS = {
     "_add_unrotated (": "tap: sums at rest",
     "spaced (qkscope/moments/host_arithmetic.py": "tap: sums at rest",
     "coarse_mean (": "tap: choosing the pivot",
-    "see (qkscope/capture/tap.py": "tap: the rest",
+    "observe (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",
     "to_host (": "moving the sums to the host",
     "qk_table (": "analysis",

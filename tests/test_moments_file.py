@@ -19,7 +19,7 @@ from safetensors.numpy import save as serialize
 from qkscope.errors import MomentsFileError, StorageError
 from qkscope.files import is_abandoned, replacing
 from qkscope.layers import LayerFacts
-from qkscope.moments.file import RestFile, read_provenance
+from qkscope.moments.file import PreRopeFile, read_provenance
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.sizes import predict_sizes
@@ -494,7 +494,7 @@ def test_sums_that_no_tokens_can_have_are_refused_though_their_checksum_is_right
         Moments.load(path)
     if "before_rotation" in change.__qualname__:
         with pytest.raises(MomentsFileError, match=rf"a\.safetensors: {message}"):
-            RestFile(path).layer(0)
+            PreRopeFile(path).layer(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -519,4 +519,4 @@ def test_real_sums_are_never_refused(tmp_path, kind, dtype):
     total.save(tmp_path / "a.safetensors")
     loaded = Moments.load(tmp_path / "a.safetensors")
     assert loaded.tokens() == total.tokens()
-    assert RestFile(tmp_path / "a.safetensors").layer(0).unrotated["q"] is not None
+    assert PreRopeFile(tmp_path / "a.safetensors").layer(0).unrotated["q"] is not None

@@ -20,7 +20,7 @@ from qkscope.moments import placement
 from qkscope.moments.device_arithmetic import FEW_RUNS
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.placement import Placed
+from qkscope.moments.placement import Placement
 from qkscope.moments.sizes import predict_sizes, workspace_bytes
 
 WIDTH = 8
@@ -199,14 +199,14 @@ def test_both_ways_make_the_same_sums_of_float64_vectors():
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (3, 1)])
 def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads, common, at_once):
     """Twice two whole documents of one group; squares of the group by brute force."""
-    monkeypatch.setattr(placement, "AT_ONCE", at_once)
+    monkeypatch.setattr(placement, "CHUNK_BYTES", at_once)
     layout = capture_layout(64, buckets=8, groups=2, common=common)
     moments = Moments(layout, [LayerFacts(0, *heads, WIDTH, rotary="nope", rotary_dims=0)], way="device")
     rng = np.random.default_rng(3)
     seen = [[5 + rng.normal(size=(2, count, 64, WIDTH)) for count in heads] for _ in range(2)]
     for q, k in seen:
         moments.add(0, q, k, groups=1)
-    [whole] = Placed(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).wholes  # as this batch is laid out
+    [whole] = Placement(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).wholes  # as this batch is laid out
     assert (0 < len(whole.runs) <= FEW_RUNS) == (common is None)
     for kind, both in zip(("q", "k"), zip(*seen, strict=True), strict=True):
         x = np.concatenate(both).swapaxes(1, 2)  # (documents, tokens, heads, width)

@@ -57,7 +57,7 @@ def capture_moments(
     """
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
-    from qkscope.documents.windows import noting_copies
+    from qkscope.documents.windows import warn_of_copies
     from qkscope.moments.sizes import FEW_GROUPS, default_groups
 
     require_stage(stage)
@@ -74,7 +74,7 @@ def capture_moments(
             layout = replace(layout, groups=default_groups(len(known), [(layout, probe.layers)]))
         return collect_moments(
             model,
-            _batches(noting_copies(ids, context), layout, batch_size),
+            _batches(warn_of_copies(ids, context), layout, batch_size),
             layout,
             probe=probe,
             stage=stage,
@@ -318,7 +318,7 @@ def predict(
     """
     from qkscope.lenses.rope.ask import Question, answer, head_rows
     from qkscope.lenses.rope.extrapolate import extrapolate, with_base
-    from qkscope.moments.file import RestFile
+    from qkscope.moments.file import PreRopeFile
 
     if not isinstance(moments, PathLike | str):
         raise InputError(f"predict takes the path of a moments file or results folder, not {type(moments).__name__}")
@@ -329,6 +329,6 @@ def predict(
     if Path(moments).is_dir():
         question = Question(window, None if rope_theta is None else {None: float(rope_theta)})
         return head_rows(answer(Path(moments), (), question, skip or None))
-    file = RestFile(Path(moments))
+    file = PreRopeFile(Path(moments))
     rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
     return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.ablate.edits import HeadEdit
-from qkscope.capture.tap import Tap, argument
+from qkscope.capture.tap import Tap, kernel_argument
 from qkscope.errors import CaptureError
 
 Edits = Mapping[int, Mapping[int, HeadEdit]]  # layer: head: edit
@@ -45,7 +45,7 @@ class EditTap(Tap):
         self.watched: Collection[tuple[int, int]] = ()
         self.attention: dict[tuple[int, int], Attention] = {}
 
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def replace_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The kernel's output with the edited heads' parts replaced."""
         layer = self._layer_of(module)
         edits, watched = self.edits.get(layer) or {}, [head for of, head in self.watched if of == layer]
@@ -72,7 +72,7 @@ class CheckTap(Tap):
         self.differences: dict[int, float] = {}
         self.refused: dict[int, str] = {}
 
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def replace_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The output as it is; what the explicit computation gives is only compared."""
         layer, own = self._layer_of(module), output[0]
         try:
@@ -115,7 +115,9 @@ class KernelCall:
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
         """From what the kernel was called with."""
-        query, key, value, mask = (argument(name, args, kwargs) for name in ("query", "key", "value", "attention_mask"))
+        query, key, value, mask = (
+            kernel_argument(name, args, kwargs) for name in ("query", "key", "value", "attention_mask")
+        )
         scale = kwargs.get("scaling")
         said = kwargs.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if said is None else said)

@@ -46,7 +46,7 @@ class Blueprint:
 
 def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
-    model = on_meta(config, trust_remote_code)
+    model = build_on_meta(config, trust_remote_code)
     parameters, weights = sum(parameter.numel() for parameter in model.parameters()), _weights(model)
     calls: dict[int, AttentionCall] = {}
     try:
@@ -98,7 +98,7 @@ def _first(config: Any, *names: str) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
+def build_on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
     """The model of a config, as shapes; without its language-model head unless asked."""
     from transformers import AutoModel, AutoModelForCausalLM
 

@@ -19,7 +19,7 @@ from torch import nn
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import ProbedModel, attention_kind, probe_model
-from qkscope.capture.tap import AttentionCall, Enough, Tap
+from qkscope.capture.tap import AttentionCall, StopForward, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
 from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout
@@ -96,7 +96,7 @@ def collect_moments(
         tap.last = frozenset(moments.layers) if can_stop_early(model) else None
         for batch in batches:
             collector.start(batch)
-            with _blamed_on(batch):
+            with _named_after_documents(batch):
                 _run(backbone, batch, collector)
             done(batch)
     _require_all_called(tap, layers)
@@ -107,17 +107,17 @@ def collect_moments(
 def _run(backbone: nn.Module, batch: Batch, collector: _Collector) -> None:
     """One forward pass as far as it is needed; what a device saw that is not finite is looked for by a second one."""
     ids = torch.from_numpy(batch.ids)
-    with suppress(Enough):
+    with suppress(StopForward):
         run_backbone(backbone, ids, collector.mask)
     if collector.moments.flagged():
         collector.locating = True
-        with suppress(Enough):
+        with suppress(StopForward):
             run_backbone(backbone, ids, collector.mask)
         raise CaptureError("sums on the device are not finite, though every query and key is: they overflow float32")
 
 
 @contextmanager
-def _blamed_on(batch: Batch) -> Iterator[None]:
+def _named_after_documents(batch: Batch) -> Iterator[None]:
     """Turn whatever a model raises into an error that says which documents it was given."""
     try:
         yield
@@ -152,7 +152,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 _MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
 
 
-def try_alone(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
+def try_document(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
     """Why the model fails on this one window, or None if it does not."""
     backbone = text_backbone(model)
     try:

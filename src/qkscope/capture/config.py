@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from qkscope.capture.gguf import parsed_once
-from qkscope.capture.hub import explain, needs_code
+from qkscope.capture.gguf import shared_gguf_reader
+from qkscope.capture.hub import explain_failure, needs_remote_code
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import require_safe_config
 from qkscope.errors import ModelError, QkscopeWarning
@@ -26,13 +26,13 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     from transformers import AutoConfig
 
     try:
-        with parsed_once(source.gguf_file):
+        with shared_gguf_reader(source.gguf_file):
             config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
     # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
     if not source.trust_remote_code and not type(config).__module__.startswith("transformers."):
-        raise needs_code(source)
+        raise needs_remote_code(source)
     _tell_unused_code(source, config)
     require_safe_config(config, source)
     _refuse_fetched_kernels(source, config)
@@ -41,7 +41,7 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     return config
 
 
-def described(config: Any) -> str:
+def config_text(config: Any) -> str:
     """A config as text, equal where nothing differs that changes a number."""
     relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
     return json.dumps(relevant, sort_keys=True, default=str)

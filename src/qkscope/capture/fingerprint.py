@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qkscope.capture.adapter import WEIGHTS, adapter_files
-from qkscope.capture.hub import adapter_folder, cached
+from qkscope.capture.hub import adapter_folder, fetch_file
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import ADAPTER, SAFE, SINGLE, read_header, weight_files
 
@@ -140,7 +140,7 @@ class _Stated:
     digest: str  # sha256 of its bytes if it is 64 digits long, as of all large files; else git's own hash
 
 
-class Content:
+class WeightContent:
     """The weights of one source, to be compared with others; nothing is read before a comparison needs it.
 
     Local safetensors are compared tensor by tensor, so that other file names, another cut into shards and another
@@ -159,7 +159,7 @@ class Content:
         """Whether anything can be compared: a repository on the Hub may not be reached, or state no hashes."""
         return self.source.kind != "hub" or bool(self._stated)
 
-    def equals(self, other: Content) -> bool:
+    def equals(self, other: WeightContent) -> bool:
         """Whether both hold the same weights, as far as that can be known without a download."""
         if self.source == other.source:
             return True
@@ -179,7 +179,7 @@ class Content:
             return False
         return self._sample == other._sample and self._whole == other._whole
 
-    def _is_stored_in(self, local: Content) -> bool:
+    def _is_stored_in(self, local: WeightContent) -> bool:
         """Whether a folder has the files that the Hub states: by name and size, then by every byte of each in turn."""
         files = {path.name: path for path in local._files}
         sizes = {name: each.size for name, each in self._stated.items()}
@@ -222,7 +222,7 @@ class Content:
         assert source is not None
         stated = _stated_by_hub(source).get(WEIGHTS) if source.kind == "hub" else None
         if stated is not None and len(stated.digest) == SHA256:
-            return hashlib.sha256(cached(source, ADAPTER).read_bytes() + bytes.fromhex(stated.digest)).hexdigest()
+            return hashlib.sha256(fetch_file(source, ADAPTER).read_bytes() + bytes.fromhex(stated.digest)).hexdigest()
         about, weights = adapter_files(str(adapter_folder(self.source)))
         with weights.open("rb") as file:
             return hashlib.sha256(about.read_bytes() + hashlib.file_digest(file, "sha256").digest()).hexdigest()

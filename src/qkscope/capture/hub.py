@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.adapter import WEIGHTS, named_base, require_peft
+from qkscope.capture.adapter import WEIGHTS, read_base_name, require_peft
 from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
 from qkscope.capture.weights import ADAPTER, INDEX, SINGLE, require_safe_index, require_safetensors
 from qkscope.errors import ModelError, first_line
 
 
-def pinned(source: ModelSource, filename: str) -> ModelSource:
+def pin_revision(source: ModelSource, filename: str) -> ModelSource:
     """The same source at the commit its revision stands for now, so that a branch cannot move under a run.
 
     `filename` is a small file that the source must have; it is fetched if it is not in the cache. Where a repository
@@ -36,7 +36,7 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         missing = any(isinstance(cause, EntryNotFoundError) for cause in _causes(error))
         adapted = _adapted(source) if missing and filename == "config.json" else None
         if adapted is None:
-            raise explain(source, error) from error
+            raise explain_failure(source, error) from error
         return adapted
     if file is None and filename == "config.json":  # transformers' answer where a repository has none
         adapted = _adapted(source)
@@ -86,7 +86,7 @@ def _adapted(source: ModelSource) -> ModelSource | None:
 
     if not _holds(source, ADAPTER):
         return None
-    config = cached(source, ADAPTER)
+    config = fetch_file(source, ADAPTER)
     exact = replace(source, revision=extract_commit_hash(str(config), None))
     if source.adapter:
         raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
@@ -94,7 +94,7 @@ def _adapted(source: ModelSource) -> ModelSource | None:
     base = source.base or _named_base(exact, config.parent)
     if not _holds(exact, WEIGHTS):
         raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
-    whole = pinned(base, "config.json")
+    whole = pin_revision(base, "config.json")
     if whole.adapter or whole.kind == "gguf":
         raise ModelError(f"{exact}: its base model, {whole}, is not a folder or repository of whole weights")
     return replace(whole, adapter=exact.location, adapter_revision=exact.revision)
@@ -102,7 +102,7 @@ def _adapted(source: ModelSource) -> ModelSource | None:
 
 def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
     """The repository that an adapter names; a path of somebody else's machine is not looked for on this one."""
-    name, revision = named_base(folder)
+    name, revision = read_base_name(folder)
     if name is None or not HUB_ID.fullmatch(name):
         named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
         raise ModelError(f"{adapter} holds an adapter that names {named}; name it with `base:`")
@@ -116,8 +116,8 @@ def adapter_folder(source: ModelSource) -> Path:
     assert adapter is not None
     if adapter.kind == "local":
         return Path(adapter.location)
-    folder = cached(adapter, ADAPTER).parent
-    require_safetensors(cached(adapter, WEIGHTS))
+    folder = fetch_file(adapter, ADAPTER).parent
+    require_safetensors(fetch_file(adapter, WEIGHTS))
     return folder
 
 
@@ -152,7 +152,7 @@ def weights_index(source: ModelSource) -> Path | None:
             _raise_exceptions_for_connection_errors=False,
         )
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
     if index is None:
         return None
     require_safe_index(Path(index))
@@ -166,20 +166,20 @@ def _in_cache(source: ModelSource, filename: str) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def adapters_tokenizer(source: ModelSource) -> ModelSource | None:
+def adapter_tokenizer(source: ModelSource) -> ModelSource | None:
     """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
     adapter = source.adapter_source
     return adapter if adapter is not None and _holds(adapter, "tokenizer.json") else None
 
 
-def cached(source: ModelSource, filename: str) -> Path:
+def fetch_file(source: ModelSource, filename: str) -> Path:
     """A file of a repository, from the cache or from the Hub."""
     from transformers.utils.hub import cached_file
 
     try:
         return Path(cached_file(source.location, filename, revision=source.revision or "main"))
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
 
 
 def _holds(source: ModelSource, filename: str) -> bool:
@@ -195,10 +195,10 @@ def _holds(source: ModelSource, filename: str) -> bool:
             HfApi().file_exists(source.location, filename, revision=source.revision)
         )
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
 
 
-def explain(source: ModelSource, error: BaseException) -> ModelError:
+def explain_failure(source: ModelSource, error: BaseException) -> ModelError:
     """What a failed load means for the user, and the way out."""
     import huggingface_hub.errors as hub
     from huggingface_hub import constants
@@ -207,7 +207,7 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         return error  # it was explained where it happened
     text, first = str(error).strip(), first_line(error)
     if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
-        return needs_code(source)
+        return needs_remote_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
         return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
     if "backend tokenizer" in text:  # transformers lists the formats it tried, and not what is missing
@@ -253,7 +253,7 @@ def _nor_folder(source: ModelSource) -> str:
     return f" (nor a directory {source.looked_at})" if source.looked_at else ""
 
 
-def needs_code(source: ModelSource) -> ModelError:
+def needs_remote_code(source: ModelSource) -> ModelError:
     """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
     return ModelError(
         f"{source} needs remote code: Python that comes with the checkpoint and is not part of transformers. It is not "

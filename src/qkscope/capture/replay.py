@@ -69,13 +69,15 @@ class ReplayTap(Tap):
         while self._running and self._running.pop()[0] is not module:
             pass
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
+    def observe(
+        self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, kernel_kwargs: Mapping[str, Any]
+    ) -> None:
         """As in `Tap`, except that a replay ends here."""
         if self._replaying:
             raise _AtKernel(module, query, key)
         self._calling = module
         try:
-            super().see(module, query, key, kernel, said)
+            super().observe(module, query, key, kernel, kernel_kwargs)
         finally:
             self._calling = None
 
@@ -135,7 +137,7 @@ def half_turn(embeddings: Any) -> Any:
     return _like(embeddings, [torch.where(still, part, -part) for part in parts])
 
 
-def no_turn(embeddings: Any) -> Any:
+def no_rotation(embeddings: Any) -> Any:
     """No rotation: every token gets what the model itself gives to position 0, which also keeps its scale."""
     parts, zeros = _rotation(embeddings)
     still = functools.reduce(torch.logical_or, (zero.all(dim=-1) for zero in zeros))  # (..., tokens)
@@ -148,7 +150,7 @@ def no_turn(embeddings: Any) -> Any:
 
 def quarter_turn(embeddings: Any, columns: Tensor) -> Any:
     """No rotation, except for a quarter turn by the columns (of cos and sin, or complex) that are marked."""
-    parts, _ = _rotation(no_turn(embeddings))
+    parts, _ = _rotation(no_rotation(embeddings))
     if len(parts) == 1:
         return torch.where(columns, parts[0] * 1j, parts[0])
     sines = 0 if bool((parts[0] == 0).all()) else 1

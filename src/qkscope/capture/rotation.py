@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import call_backbone, forward_signature
-from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_turn, quarter_turn
+from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_rotation, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
 from qkscope.layers import Rotation
-from qkscope.moments.unrotate import turn, turns_at
+from qkscope.moments.unrotate import rotate, rotation_angles
 
 SPREAD = 32  # positions beside the powers of two: their rounding errors average out
 DIGIT_TOKENS = 4  # tokens that show one digit of the columns' numbers, where there are so many
@@ -74,7 +74,7 @@ class _MeasuredLayer:
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
         self._tap, self._call, self._positions = tap, call, positions
         self._embeddings: Any = None
-        query, key = tap.replay(self._noting(no_turn))
+        query, key = tap.replay(self._noting(no_rotation))
         self._cos, self._sin = cos_and_sin(self._embeddings)
         if len(self._cos) != len(positions):
             raise CaptureError("its position embeddings are not one row per token")
@@ -172,7 +172,7 @@ class _MeasuredLayer:
 
     def _checked(self, rotation: Rotation) -> Rotation:
         """The rotation, if it takes the vectors at rest to those that the kernel got."""
-        got = turn(self._rest, rotation, self._positions.numpy())
+        got = rotate(self._rest, rotation, self._positions.numpy())
         off = float((got - self._joined(self._call.query, self._call.key)).abs().max())
         # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
         turns = max(rotation.angles) * float(self._positions.max())
@@ -267,7 +267,7 @@ def angles_of(cos: Array, sin: Array, positions: NDArray[np.int64]) -> tuple[Arr
     fitted = (weights * phases / t).sum(axis=0) / weights.sum(axis=0)
     angles = _as_stored(fitted, phases, positions[1:], TABLE_ROUNDINGS * table * np.minimum(1.0, turns))
     allowed = TABLE_ROUNDINGS * (max(table, SINGLE) + SINGLE * turns)
-    if (np.abs(phases - turns_at(angles, positions[1:])) > allowed).any():
+    if (np.abs(phases - rotation_angles(angles, positions[1:])) > allowed).any():
         raise CaptureError("its angles do not grow in proportion to position")
     return angles, scale
 
@@ -293,5 +293,5 @@ def _unwrapped(phases: Array, t: Array) -> Array:
 def _as_stored(fitted: Array, phases: Array, positions: NDArray[np.int64], allowed: Array) -> Array:
     """The float32 numbers nearby where they explain the phases, so that angles do not depend on context or device."""
     single = fitted.astype(np.float32).astype(np.float64)
-    explained = (np.abs(phases - turns_at(single, positions)) <= allowed).all(axis=0)
+    explained = (np.abs(phases - rotation_angles(single, positions)) <= allowed).all(axis=0)
     return np.where(explained, single, fitted)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.adapter import base_named_by, is_adapter, require_peft
+from qkscope.capture.adapter import is_adapter, require_base_name, require_peft
 from qkscope.capture.gguf import require_gguf_reader
 from qkscope.capture.weights import require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError, located
@@ -125,7 +125,7 @@ def no_adapter(model: str) -> ModelError:
 def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:
     """The source of an adapter's base model, with the adapter."""
     require_peft()
-    named = base_named_by(path)
+    named = require_base_name(path)
     model, revision = base[0] or named[0], base[1] or (named[1] if base[0] is None else None)
     if model is None:
         raise ModelError(f"{path} holds an adapter that names no base model; name it with `base:`")

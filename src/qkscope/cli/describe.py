@@ -143,14 +143,14 @@ def describe_model(
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
-    from qkscope.capture.hub import pinned
+    from qkscope.capture.hub import pin_revision
     from qkscope.capture.source import find_source
     from qkscope.capture.tensors import require_tensors
     from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import tell_slow
 
-    source = pinned(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
+    source = pin_revision(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
     tell_slow(source, noted)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qkscope.moments.first_batch import add_sketches
-from qkscope.moments.placement import Placed, Turn, Whole, turns_of
+from qkscope.moments.placement import GroupBlocks, HeadChunk, Placement, head_chunks
 from qkscope.moments.second_moments import Kind
 from qkscope.moments.sizes import cell_size
 
@@ -33,9 +33,9 @@ class DeviceArithmetic:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._frames: dict[tuple[object, ...], _Frame] = {}
-        self._batch: Placed | None = None
+        self._batch: Placement | None = None
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
         """Add (rows, heads, tokens, width) of each kind."""
         total = None
         for whole in placed.wholes:
@@ -52,7 +52,7 @@ class DeviceArithmetic:
         else:
             target.add_(torch.matmul(left, right))
 
-    def _frame(self, state: State, placed: Placed, whole: Whole, activations: torch.dtype) -> _Frame:
+    def _frame(self, state: State, placed: Placement, whole: GroupBlocks, activations: torch.dtype) -> _Frame:
         """Memory and indices for layers of one shape that see one batch; another batch has others."""
         if self._batch is not placed:
             self._frames.clear()
@@ -67,12 +67,12 @@ class DeviceArithmetic:
 class _Frame:
     """Columns (heads, buckets × blocks, block, [a | b | 1 | s]) of one batch and layer shape, and their products."""
 
-    def __init__(self, state: State, whole: Whole, dtype: torch.dtype) -> None:
+    def __init__(self, state: State, whole: GroupBlocks, dtype: torch.dtype) -> None:
         self.whole = whole
         width, device, cells = state.width, state.device, whole.buckets.stop - whole.buckets.start
         tokens, count = len(whole.rows), sum(state.heads.values())
         self._width = width
-        self._turns = turns_of(state.heads, tokens * (width + 2) * dtype.itemsize)
+        self._turns = head_chunks(state.heads, tokens * (width + 2) * dtype.itemsize)
         # Zero, and zero it stays where blocks are filled up.
         self._columns = torch.zeros(
             max(turn.size for turn in self._turns), tokens, width + 2, dtype=dtype, device=device
@@ -119,7 +119,7 @@ class _Frame:
             into = by_bucket[:, first - whole.buckets.start : last - whole.buckets.start, : rows_of * count]
             torch.sub(source, pivot[:, None, None], out=torch.unflatten(into, 2, (rows_of, count)))
 
-    def _multiply(self, half: int, turn: Turn) -> None:
+    def _multiply(self, half: int, turn: HeadChunk) -> None:
         by_block = self._columns[: turn.size].view(-1, self.whole.block, self._width + 2)
         products = self._products[turn.heads].view(-1, self._products.shape[-1])
         a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., : self._width]
@@ -141,7 +141,7 @@ class _Frame:
                 add_sketches(state, group, slice(None), torch.bmm(self._sketch_spans, squares))
 
 
-def _span_matrix(state: State, whole: Whole, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
+def _span_matrix(state: State, whole: GroupBlocks, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
     """(heads, spans, buckets × blocks): 1 where a block lies in a span."""
     matrix = torch.zeros(len(spans), whole.buckets.stop - whole.buckets.start, whole.blocks, dtype=dtype)
     for number, span in enumerate(spans):

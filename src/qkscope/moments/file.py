@@ -29,7 +29,7 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, Header, arrays_of, read_header
 from qkscope.moments.header import SCHEMA as SCHEMA
 from qkscope.moments.host_sums import KindMoments, LayerMoments, Unrotated
-from qkscope.moments.packing import UNROTATED, read, read_schema_1, read_unrotated, written
+from qkscope.moments.packing import UNROTATED, pack, unpack, unpack_schema_1, unpack_unrotated
 from qkscope.moments.second_moments import Array, Kind
 from qkscope.moments.validate import require_documents, require_possible, require_unrotated
 
@@ -93,12 +93,12 @@ def load_moments(path: Path | str) -> Moments:
         raise error.within(str(path)) from None
 
 
-def as_stored(moments: Moments) -> Moments:
+def round_as_stored(moments: Moments) -> Moments:
     """The same moments as their file would give them back: what serves errors alone is rounded."""
     from qkscope.moments.moments import Moments
 
     layers: dict[int, LayerMoments] = {
-        layer: {kind: read(written(held), moments.layout) for kind, held in moments.layer_moments(layer).items()}
+        layer: {kind: unpack(pack(held), moments.layout) for kind, held in moments.layer_moments(layer).items()}
         for layer in moments.layers
     }
     return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents)
@@ -125,7 +125,7 @@ def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
     if not all(held.is_crossed for _, held in parts):
         raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture them again")
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
-        for (where, _), arrays in zip(parts, threads.map(lambda part: written(part[1]), parts), strict=True):
+        for (where, _), arrays in zip(parts, threads.map(lambda part: pack(part[1]), parts), strict=True):
             for name, array in arrays.items():
                 yield f"{where}.{name}", array
 
@@ -139,7 +139,7 @@ def _assemble(header: Header, arrays: Arrays) -> Moments:
         for kind in KINDS:
             where = f"{facts.layer}.{kind}"
             own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
-            of_kinds[kind] = read_schema_1(own, header.layout) if header.schema == 1 else read(own, header.layout)
+            of_kinds[kind] = unpack_schema_1(own, header.layout) if header.schema == 1 else unpack(own, header.layout)
             require_possible(where, of_kinds[kind], header.layout)
         layers[facts.layer] = of_kinds
     documents = arrays.get("documents")
@@ -177,14 +177,14 @@ KINDS: tuple[Kind, Kind] = ("q", "k")
 
 
 @dataclass(frozen=True)
-class RestLayer:
+class PreRopeLayer:
     """One layer before rotation, and how many tokens it has where; None where that was not summed."""
 
     unrotated: Mapping[Kind, Unrotated | None]
     n: Mapping[Kind, Array]  # (heads, buckets, groups), of all tokens
 
 
-class RestFile:
+class PreRopeFile:
     """A moments file of which only the vectors before rotation are read, when they are asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -195,15 +195,15 @@ class RestFile:
         self.path, self.layout, self.provenance = path, self._header.layout, self._header.provenance
         self.layers: dict[int, LayerFacts] = {facts.layer: facts for facts in self._header.layers}
 
-    def layer(self, layer: int) -> RestLayer:
+    def layer(self, layer: int) -> PreRopeLayer:
         """One layer's sums; MomentsFileError where they cannot be read."""
         if self._header.schema == 1:  # which tells groups apart over the whole context only, and sums nothing at rest
-            return RestLayer(dict.fromkeys(KINDS), {})
+            return PreRopeLayer(dict.fromkeys(KINDS), {})
         arrays = self._arrays(layer)
         unrotated: dict[Kind, Unrotated | None] = {}
         for kind in KINDS:
             there = f"{UNROTATED}pivot" in arrays[kind]
-            unrotated[kind] = read_unrotated(arrays[kind]) if there else None
+            unrotated[kind] = unpack_unrotated(arrays[kind]) if there else None
         n = {kind: arrays[kind]["counts"][:, COUNTS.index("n")] for kind in KINDS}
         for kind, of in unrotated.items():
             try:
@@ -211,7 +211,7 @@ class RestFile:
                     require_unrotated(of, n[kind])
             except ValueError as error:
                 raise MomentsFileError(f"{self.path}: {layer}.{kind}: {error}; {DAMAGED}") from None
-        return RestLayer(unrotated, n)
+        return PreRopeLayer(unrotated, n)
 
     def _arrays(self, layer: int) -> dict[Kind, dict[str, NDArray[Any]]]:
         from safetensors import SafetensorError, safe_open

@@ -16,7 +16,7 @@ from typing import Any
 
 from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
-from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
+from qkscope.layers import MAX_LAYERS, LayerFacts, require_integer
 from qkscope.moments.layout import Layout, can_unrotate, sketch_blocks
 from qkscope.moments.second_moments import Kind
 
@@ -178,8 +178,8 @@ def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
     if set(about) != {"layout", "layers", "provenance"}:
         raise ValueError("it should have layout, layers and provenance, and nothing else")
     stored = about["layers"]
-    if not isinstance(stored, list) or not 0 < len(stored) <= MOST_LAYERS:
-        raise ValueError(f"layers should be a list of 1 to {MOST_LAYERS}")
+    if not isinstance(stored, list) or not 0 < len(stored) <= MAX_LAYERS:
+        raise ValueError(f"layers should be a list of 1 to {MAX_LAYERS}")
     layers = tuple(LayerFacts.from_json(layer) for layer in stored)
     if len({facts.layer for facts in layers}) != len(layers):
         raise ValueError("a layer is listed twice")
@@ -193,9 +193,9 @@ def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
         raise ValueError("provenance should be an object")
     last = max(facts.layer for facts in layers)
     if stored.get("n_layers") is not None:
-        whole_number(stored["n_layers"], "n_layers", MOST_LAYERS + 1, last + 1)
+        require_integer(stored["n_layers"], "n_layers", MAX_LAYERS + 1, last + 1)
     if stored.get("context") is not None:
-        whole_number(stored["context"], "context", 2**31, 1)
+        require_integer(stored["context"], "context", 2**31, 1)
     for name in ("name", "label", "phase", "fingerprint"):
         if not isinstance(stored.get(name, ""), str | None):
             raise ValueError(f"{name} should be text")
@@ -234,4 +234,4 @@ def _require_arrays(listed: Mapping[str, Any], expected: Expected, room: int) ->
 def _offsets(stored: Any, name: str) -> tuple[int, int]:
     if not isinstance(stored, list) or len(stored) != 2:
         raise ValueError(f"array {name} should have two offsets")
-    return whole_number(stored[0], "an offset", 2**63), whole_number(stored[1], "an offset", 2**63)
+    return require_integer(stored[0], "an offset", 2**63), require_integer(stored[1], "an offset", 2**63)

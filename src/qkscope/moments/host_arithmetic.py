@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qkscope.moments.first_batch import add_sketches
-from qkscope.moments.placement import Piece, Placed
+from qkscope.moments.placement import Piece, Placement
 from qkscope.moments.second_moments import Kind
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HostArithmetic:
     def __init__(self) -> None:
         self._workspace = Workspace()
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
         """Add (rows, heads, tokens, width) of each kind; raises NonFinite before anything bad is added."""
         tokens = state.tokens
         for piece in placed.pieces:
@@ -230,7 +230,7 @@ class NonFinite(Exception):
         self.kind, self.row, self.head, self.token, self.value = kind, row, head, token, value
 
 
-def locate(vectors: Mapping[Kind, Tensor], placed: Placed) -> NonFinite:
+def locate(vectors: Mapping[Kind, Tensor], placed: Placement) -> NonFinite:
     """The first NaN or infinity, or where all are finite the largest number: its square is not."""
     real = torch.from_numpy(placed.real)
     largest: NonFinite | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from qkscope.layers import LayerFacts, whole_number
+from qkscope.layers import LayerFacts, require_integer
 from qkscope.moments.second_moments import Kind
 
 # Of each document at least so many tokens are summed before rotation (all, if it is shorter), until they are so far
@@ -20,7 +20,7 @@ from qkscope.moments.second_moments import Kind
 FEWEST_UNROTATED, MOST_APART = 256, 16
 PADDING = -1  # the position of a token that is not part of any document
 # Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
-LONGEST, MOST_BUCKETS, MOST_GROUPS, MOST_DIRECTIONS = 2**31, 65_536, 65_536, 1024
+MAX_CONTEXT, MAX_BUCKETS, MAX_GROUPS, MAX_DIRECTIONS = 2**31, 65_536, 65_536, 1024
 SKETCHED = 4  # directions of each query head: its PC0 at any window lies well within them
 
 
@@ -64,19 +64,19 @@ class Layout:
         }:
             raise ValueError("a layout should have edges, groups, skip_positions, rate and seed")
         edges, rate, common = stored["edges"], stored["rate"], stored.get("common")
-        if not isinstance(edges, list) or len(edges) > MOST_BUCKETS + 1:
-            raise ValueError(f"edges should be a list of at most {MOST_BUCKETS + 1} positions")
+        if not isinstance(edges, list) or len(edges) > MAX_BUCKETS + 1:
+            raise ValueError(f"edges should be a list of at most {MAX_BUCKETS + 1} positions")
         if isinstance(rate, bool) or not isinstance(rate, int | float):
             raise ValueError("rate should be a number")
         return cls(
-            edges=tuple(whole_number(edge, "an edge", LONGEST) for edge in edges),
-            groups=whole_number(stored["groups"], "groups", MOST_GROUPS),
-            skip_positions=whole_number(stored["skip_positions"], "skip_positions", LONGEST),
+            edges=tuple(require_integer(edge, "an edge", MAX_CONTEXT) for edge in edges),
+            groups=require_integer(stored["groups"], "groups", MAX_GROUPS),
+            skip_positions=require_integer(stored["skip_positions"], "skip_positions", MAX_CONTEXT),
             rate=float(rate),
-            seed=whole_number(stored["seed"], "seed", 2**63, -(2**63)),
-            common=None if common is None else whole_number(common, "common", LONGEST),
-            unrotated_every=whole_number(stored.get("unrotated_every", 0), "unrotated_every", LONGEST),
-            sketched=whole_number(stored.get("sketched", 0), "sketched", MOST_DIRECTIONS),
+            seed=require_integer(stored["seed"], "seed", 2**63, -(2**63)),
+            common=None if common is None else require_integer(common, "common", MAX_CONTEXT),
+            unrotated_every=require_integer(stored.get("unrotated_every", 0), "unrotated_every", MAX_CONTEXT),
+            sketched=require_integer(stored.get("sketched", 0), "sketched", MAX_DIRECTIONS),
         )
 
     @property

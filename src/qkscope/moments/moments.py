@@ -17,7 +17,7 @@ from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import KindMoments, LayerMoments
 from qkscope.moments.layout import Layout
-from qkscope.moments.placement import Placed
+from qkscope.moments.placement import Placement
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
@@ -64,7 +64,7 @@ class Moments:
         self.documents = np.zeros((layout.groups, layout.buckets), dtype=np.int64)  # that have tokens there
         self._way = way
         self._scratch: Scratch | None = None
-        self._placed: tuple[Any, Placed] | None = None
+        self._placed: tuple[Any, Placement] | None = None
         self._broken: str | None = None
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Moments:
         if layer == next(iter(self.layers)):  # all layers see the same documents
             self.documents += placed.documents
 
-    def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+    def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
         from qkscope.moments.host_arithmetic import NonFinite
         from qkscope.moments.running_sums import Scratch, without_autocast
 
@@ -112,7 +112,7 @@ class Moments:
         except NonFinite as bad:
             raise self._non_finite(layer, bad, placed) from None
 
-    def _non_finite(self, layer: int, bad: NonFinite, placed: Placed) -> NonFiniteActivation:
+    def _non_finite(self, layer: int, bad: NonFinite, placed: Placement) -> NonFiniteActivation:
         name = "query" if bad.kind == "q" else "key"
         self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
         position = int(placed.positions[bad.row, bad.token])
@@ -159,7 +159,7 @@ class Moments:
         self._live[facts.layer] = LiveSums.of_layer(self.layout, facts, vectors["q"].device)
         return self._live[facts.layer]
 
-    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placed:
+    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placement:
         of_rows = [groups] * rows if isinstance(groups, int) else list(groups)
         if len(of_rows) != rows:
             raise InputError(f"{len(of_rows)} document groups for {rows} rows")
@@ -169,7 +169,7 @@ class Moments:
             return self._placed[1]
         of_tokens = np.arange(tokens) if positions is None else np.asarray(positions)
         try:
-            placed = Placed(self.layout, np.broadcast_to(of_tokens, (rows, tokens)).astype(np.int64), tuple(of_rows))
+            placed = Placement(self.layout, np.broadcast_to(of_tokens, (rows, tokens)).astype(np.int64), tuple(of_rows))
         except ValueError as error:
             raise InputError(str(error)) from None
         if positions is None:
@@ -209,7 +209,7 @@ class Moments:
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
-                merged._host[layer] = parts[0] if len(parts) == 1 else added(parts[0], parts[1])
+                merged._host[layer] = parts[0] if len(parts) == 1 else add_layers(parts[0], parts[1])
         merged.documents = self.documents + other.documents
         return merged
 
@@ -354,7 +354,7 @@ class Moments:
         self._require_whole()
         for layer in list(self._live):  # one after the other, so that both homes are never full at once
             moved = self._live.pop(layer).to_host()
-            self._host[layer] = added(self._host[layer], moved) if layer in self._host else moved
+            self._host[layer] = add_layers(self._host[layer], moved) if layer in self._host else moved
         self._scratch = None
         return self._host
 
@@ -390,11 +390,11 @@ def _tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
     return vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(vectors))
 
 
-def beside(parts: Sequence[LayerMoments]) -> LayerMoments:
+def concatenate_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
     """The sums of several sets of heads over the same tokens, as those of one layer."""
     return {kind: KindMoments.beside([part[kind] for part in parts]) for kind in KINDS}
 
 
-def added(one: LayerMoments, other: LayerMoments) -> LayerMoments:
+def add_layers(one: LayerMoments, other: LayerMoments) -> LayerMoments:
     """The sums of both."""
     return {kind: one[kind] + other[kind] for kind in KINDS}

@@ -17,7 +17,7 @@ SKETCH = "sketch."  # in front of the names of the groups' sketches
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
 
-def written(held: KindMoments) -> Arrays:
+def pack(held: KindMoments) -> Arrays:
     """The arrays of a file, by name (moments/header.py lists them)."""
     of, crossed = held.buckets, held.crossed
     arrays: Arrays = {"pivot": of.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
@@ -32,7 +32,7 @@ def written(held: KindMoments) -> Arrays:
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def read(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
+def unpack(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     """The sums that such arrays hold."""
     n, u, uu = np.moveaxis(arrays["counts"], 1, 0)
     summed = (part.sum(axis=2) for part in (n, u, uu))
@@ -41,12 +41,12 @@ def read(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     counted = KindMoments(of, FirstMoments(n, u, uu, none, none), none, layout)
     x, xu = (_from_shares(arrays, f"crossed.{name}", _shares(counted, getattr(of, name))) for name in ("x", "xu"))
     groups = _from_shares(arrays, "groups.xx", _group_shares(counted))
-    unrotated = read_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
+    unrotated = unpack_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
     sketch = _read_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
     return KindMoments(of, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
 
 
-def read_schema_1(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
+def unpack_schema_1(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
     """The sums of a file of schema 1: its groups are over all buckets, as if there were one."""
     pivot, names = arrays["pivot"], ("n", "u", "uu", "x", "xu", "xx")
     of = SecondMoments(pivot, *(arrays[f"buckets.{name}"] for name in names))
@@ -121,7 +121,7 @@ def _written_unrotated(unrotated: Unrotated) -> Arrays:
     return {**arrays, **_as_shares("crossed.x", unrotated.x, _unrotated_shares(unrotated.n, totals))}
 
 
-def read_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
+def unpack_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
     """What was summed before rotation."""
     pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
     return Unrotated(pivot, n, _from_shares(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals)), xx)

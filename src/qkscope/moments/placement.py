@@ -27,7 +27,7 @@ BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, 
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class Placement:
     """A batch: the position of each token (PADDING where there is none) and the document group of each row."""
 
     layout: Layout
@@ -98,12 +98,12 @@ class Placed:
         return split_into_pieces(self.layout, self.positions, self.groups)
 
     @cached_property
-    def wholes(self) -> list[Whole]:
+    def wholes(self) -> list[GroupBlocks]:
         """The batch for an accelerator: one gather for each group, mostly one."""
         rows, tokens, positions, buckets = self._listed
         of_group = np.asarray(self.groups)[rows]
         return [
-            _whole(
+            _group_blocks(
                 self.layout,
                 group,
                 self._runs_of(group),
@@ -119,16 +119,16 @@ class Placed:
         return list(_runs(self.layout, length, widest=length)) if alone else []
 
     @cached_property
-    def spaced(self) -> Spaced:
+    def spaced(self) -> UnrotatedTokens:
         """The tokens that are also summed before rotation: one in some, none at position 0, where nothing turns."""
         rows, tokens, positions, buckets = self._listed
         groups, every = np.asarray(self.groups)[rows], max(1, self.layout.unrotated_every)
         chosen = (positions > 0) & ((positions - groups) % every == 0)  # other groups, other positions
-        return Spaced(self.layout, *(part[chosen] for part in (rows, tokens, positions, buckets, groups)))
+        return UnrotatedTokens(self.layout, *(part[chosen] for part in (rows, tokens, positions, buckets, groups)))
 
 
 @dataclass(frozen=True, eq=False)
-class Spaced:
+class UnrotatedTokens:
     """Some tokens of a batch, for what is summed before rotation."""
 
     layout: Layout
@@ -153,7 +153,7 @@ class Spaced:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class GroupBlocks:
     """All tokens of a batch that are of one group, as equal blocks: (buckets, blocks, block) of each.
 
     Where the batch is nothing but whole rows of that group, `runs` says which tokens go where in other words.
@@ -170,7 +170,7 @@ class Whole:
     runs: tuple[BucketRun, ...] = ()
 
 
-def _whole(
+def _group_blocks(
     layout: Layout,
     group: int,
     runs: Sequence[BucketRun],
@@ -178,7 +178,7 @@ def _whole(
     tokens: NDArray[np.intp],
     positions: NDArray[np.int64],
     buckets: NDArray[np.intp],
-) -> Whole:
+) -> GroupBlocks:
     first, last = int(buckets.min()), int(buckets.max()) + 1
     counts = np.bincount(buckets - first, minlength=last - first)
     longest = int(counts.max())
@@ -191,7 +191,7 @@ def _whole(
     weights = (place < counts[:, None]).astype(np.float32)
     steps = (positions[index] - np.array(layout.middles[first:last])[:, None]) * weights
     flat = index.ravel()
-    return Whole(
+    return GroupBlocks(
         group,
         slice(first, last),
         blocks,
@@ -301,7 +301,7 @@ def _inside(spans: Sequence[slice], buckets: slice) -> tuple[tuple[int, slice], 
     return tuple(inside)
 
 
-AT_ONCE = 2**28  # bytes of centred vectors; where there are more, half of the heads are centred at a time
+CHUNK_BYTES = 2**28  # bytes of centred vectors; where there are more, half of the heads are centred at a time
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class HeadSlice:
 
 
 @dataclass(frozen=True)
-class Turn:
+class HeadChunk:
     """Heads that are centred and multiplied in one go."""
 
     parts: tuple[HeadSlice, ...]
@@ -326,15 +326,15 @@ class Turn:
         return int(self.heads.stop - self.heads.start)
 
 
-def turns_of(heads: Mapping[Kind, int], bytes_per_head: int) -> list[Turn]:
+def head_chunks(heads: Mapping[Kind, int], bytes_per_head: int) -> list[HeadChunk]:
     """All heads in one turn, or, where that takes much memory, the first queries and then the others with the keys."""
     every, queries = sum(heads.values()), heads.get("q", 0)
-    first = min(queries, -(-every // 2)) if every * bytes_per_head > AT_ONCE else 0
+    first = min(queries, -(-every // 2)) if every * bytes_per_head > CHUNK_BYTES else 0
     cuts = [0, first, every] if 0 < first < every else [0, every]
-    return [_turn(start, stop, queries) for start, stop in pairwise(cuts)]
+    return [_head_chunk(start, stop, queries) for start, stop in pairwise(cuts)]
 
 
-def _turn(start: int, stop: int, queries: int) -> Turn:
+def _head_chunk(start: int, stop: int, queries: int) -> HeadChunk:
     parts = []
     if start < queries:
         last = min(stop, queries)
@@ -342,4 +342,4 @@ def _turn(start: int, stop: int, queries: int) -> Turn:
     if stop > queries:
         begin = max(start, queries)
         parts.append(HeadSlice("k", slice(begin - queries, stop - queries), slice(begin - start, stop - start)))
-    return Turn(tuple(parts), slice(start, stop))
+    return HeadChunk(tuple(parts), slice(start, stop))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from qkscope.layers import LayerFacts
 from qkscope.moments.header import heads_of
 from qkscope.moments.layout import Layout, sketch_blocks
-from qkscope.moments.placement import MOST_BLOCKS, SHORTEST_BLOCK, turns_of
+from qkscope.moments.placement import MOST_BLOCKS, SHORTEST_BLOCK, head_chunks
 from qkscope.moments.second_moments import Kind
 
 FLOAT64, FLOAT32, FLOAT16 = 8, 4, 2
@@ -96,7 +96,7 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     blocks = min(MOST_BLOCKS, -(-longest // SHORTEST_BLOCK))
     filled = layout.buckets * blocks * -(-longest // blocks)
     column = filled * (width + 2) * FLOAT32
-    at_once = max(turn.size for turn in turns_of({"q": facts.q_heads, "k": facts.kv_heads}, column))
+    at_once = max(turn.size for turn in head_chunks({"q": facts.q_heads, "k": facts.kv_heads}, column))
     cell = cell_size(width)
     columns = at_once * column + heads * layout.buckets * cell * blocks * FLOAT32
     index = 3 * FLOAT64 * filled

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkscope.layers import Rotation
-from qkscope.moments.placement import Spaced
+from qkscope.moments.placement import UnrotatedTokens
 from qkscope.moments.second_moments import Kind
 
 FEW_RUNS = 4  # of consecutive partners: halves that change places are two, with coordinates that do not turn three
@@ -25,7 +25,7 @@ class Unrotation:
     """The inverse of one rotation for some tokens, in one precision on one device."""
 
     def __init__(
-        self, rotation: Rotation | None, width: int, spaced: Spaced, device: torch.device, dtype: torch.dtype
+        self, rotation: Rotation | None, width: int, spaced: UnrotatedTokens, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.spaced = spaced
         self._evenly = _evenly(spaced)
@@ -35,7 +35,7 @@ class Unrotation:
         self.cosines: Tensor | None = None  # (tokens, width)
         if rotation is None:  # a layer without rotation
             return
-        partner, cosines, sines = tables(rotation, width, spaced.positions)
+        partner, cosines, sines = rotation_tables(rotation, width, spaced.positions)
         self._runs = _runs(partner)
         self._partner = torch.from_numpy(partner).to(device)
         self.cosines = torch.from_numpy(cosines).to(device, dtype)
@@ -64,7 +64,7 @@ class Unrotation:
         return torch.cat([vectors[..., run] for run in self._runs], dim=-1)
 
 
-def _evenly(spaced: Spaced) -> tuple[slice, slice] | None:
+def _evenly(spaced: UnrotatedTokens) -> tuple[slice, slice] | None:
     """The rows and tokens as slices, where they are: the same evenly spaced tokens of consecutive rows."""
     rows, counts = np.unique(spaced.rows, return_counts=True)
     if not len(rows) or (np.diff(rows) != 1).any() or (counts != counts[0]).any():
@@ -82,24 +82,24 @@ def _runs(partner: NDArray[np.int64]) -> list[slice]:
     return [slice(int(partner[first]), int(partner[last - 1]) + 1) for first, last in pairwise(starts)]
 
 
-def turn(vectors: Tensor, rotation: Rotation, positions: NDArray[np.int64], back: bool = False) -> Tensor:
+def rotate(vectors: Tensor, rotation: Rotation, positions: NDArray[np.int64], back: bool = False) -> Tensor:
     """(…, tokens, width) vectors turned forwards, or back to rest, as the model itself would turn them.
 
     Float64 vectors are turned in float64, all others in float32. `positions` is (tokens,).
     """
     dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
-    partner, cosines, sines = tables(rotation, vectors.shape[-1], positions)
+    partner, cosines, sines = rotation_tables(rotation, vectors.shape[-1], positions)
     cos, sin = (torch.from_numpy(table).to(vectors.device, dtype) for table in (cosines, sines if back else -sines))
     x = vectors.to(dtype)
     return x * cos + x.index_select(-1, torch.from_numpy(partner).to(vectors.device)) * sin
 
 
-def tables(
+def rotation_tables(
     rotation: Rotation, width: int, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Each coordinate's partner, and what it and its partner are multiplied by at each position to turn back."""
     first, second = np.array(rotation.pairs, dtype=np.int64).reshape(-1, 2).T
-    turned = turns_at(np.array(rotation.angles), positions)
+    turned = rotation_angles(np.array(rotation.angles), positions)
     partner = np.arange(width)
     partner[first], partner[second] = second, first
     cosines, sines = np.ones((len(positions), width)), np.zeros((len(positions), width))
@@ -108,7 +108,7 @@ def tables(
     return partner, cosines, sines
 
 
-def turns_at(angles: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def rotation_angles(angles: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """How far each plane has turned at each position (positions, planes), in radians.
 
     Models keep angles in float32 and multiply so: of float32 angles it is that product, which at position 100 000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.config import described
+from qkscope.capture.config import config_text
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
 from qkscope.lenses.heads import LayerChoice, choose_heads, head_sample, layer_choice
@@ -40,7 +40,7 @@ def open_models(
     file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool, check_tensors: bool = True
 ) -> list[Model]:
     """All models of a study, in its order; the first thing that is wrong is an error that names its checkpoint."""
-    from qkscope.capture.hub import adapters_tokenizer
+    from qkscope.capture.hub import adapter_tokenizer
     from qkscope.capture.load import choose_device
     from qkscope.capture.tensors import require_tensors
 
@@ -63,7 +63,7 @@ def open_models(
             if check_tensors:
                 require_tensors(source, config)
             choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # leaves something to analyse
-            tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
+            tokenizer = sources[number][1] or adapter_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
 
@@ -93,10 +93,10 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
 def _configured(study: Study, checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
     """The source at its commit and its config, checked: config and weights are then of one moment."""
     from qkscope.capture.config import check_config, find_value, load_config
-    from qkscope.capture.hub import pinned
+    from qkscope.capture.hub import pin_revision
 
     tell_slow(unpinned, noted)
-    source = pinned(unpinned, "config.json")
+    source = pin_revision(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     _require_layers(layer_choice(study), find_value(config, "num_hidden_layers"))
@@ -125,7 +125,7 @@ def _blueprint(config: Any, trust_remote_code: bool) -> Any:
     """The layers as shapes, made once of each config: those of one training run are usually all the same."""
     from qkscope.capture.blueprint import blueprint
 
-    text = described(config)
+    text = config_text(config)
     if trust_remote_code:  # the code that lies with a checkpoint may be another's, and change, whatever its config says
         return blueprint(config, trust_remote_code=True)
     if text not in _blueprints:
@@ -164,7 +164,7 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
 def _settings(model: Model, tokenizer: str) -> dict[str, str]:
     return {
         "context": str(model.checkpoint.context),
-        "config": described(model.config),
+        "config": config_text(model.config),
         "tokenizer": tokenizer,
     }
 
@@ -185,9 +185,9 @@ def _identical(same: Sequence[Model]) -> str:
 
 def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints of which nothing is known."""
-    from qkscope.capture.fingerprint import Content
+    from qkscope.capture.fingerprint import WeightContent
 
-    contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}
+    contents = {source: WeightContent(source, noted) for source in dict.fromkeys(model.source for model in models)}
     groups: list[list[int]] = []
     for number, model in enumerate(models):
         alike = [k for k in range(number) if contents[models[k].source].equals(contents[model.source])]

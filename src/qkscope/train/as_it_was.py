@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import uncompiled
+from qkscope.capture.backbone import run_uncompiled
 
 PLAIN = (bool, int, float, str, type(None))  # attributes of a module that say what its buffers are of
 
@@ -31,7 +31,7 @@ def untouched(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator
     """
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # first: what is kept must be fit for training, too
-        for each in (_random_numbers_kept(), _modules_kept(model), torch.no_grad(), uncompiled()):
+        for each in (_random_numbers_kept(), _modules_kept(model), torch.no_grad(), run_uncompiled()):
             stack.enter_context(each)
         stack.enter_context(_precision(model, autocast))
         model.eval()

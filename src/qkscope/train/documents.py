@@ -19,7 +19,7 @@ import numpy as np
 
 from qkscope.documents.encode import Encoder
 from qkscope.documents.sources import read_documents
-from qkscope.documents.windows import Window, noting_copies, read_windows
+from qkscope.documents.windows import Window, read_windows, warn_of_copies
 from qkscope.errors import DocumentError, InputError
 from qkscope.study.schema import Documents
 from qkscope.text import counted
@@ -82,7 +82,7 @@ def probe_documents(
     else:
         windows = [ids[:longest] for ids in read_windows(_as_windows(rows), vocabulary)]
     context = wanted.context or _reached_by_half([len(ids) for ids in windows])
-    long_enough = tuple(noting_copies((ids[:context] for ids in windows if len(ids) >= context), context))
+    long_enough = tuple(warn_of_copies((ids[:context] for ids in windows if len(ids) >= context), context))
     if not long_enough or context < 2:
         most = max(len(ids) for ids in windows)
         raise DocumentError(f"no probe document has {max(context, 2)} tokens (the longest has {most}); give a context")

@@ -202,7 +202,7 @@ class TrainingFolder:
 
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
         from qkscope.lenses.registry import head_tables
-        from qkscope.moments.file import as_stored
+        from qkscope.moments.file import round_as_stored
         from qkscope.tables.parts import PartRequest, part_of
 
         name, context = step_name(step), moments.layout.context
@@ -213,7 +213,7 @@ class TrainingFolder:
             if self._warned:  # windows that are too short for a number are so at every step: said once
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
-            return part_of(as_stored(moments), request, head_tables())  # the lines that its file would give
+            return part_of(round_as_stored(moments), request, head_tables())  # the lines that its file would give
 
     def _require_same_columns(self, part: TablePart) -> None:
         for table in {*part.headers, *self._record.headers} if self._record.steps else ():

@@ -17,7 +17,7 @@ import numpy as np
 
 from qkscope.errors import CaptureError, InputError, QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.moments.moments import Moments, added, beside
+from qkscope.moments.moments import Moments, add_layers, concatenate_heads
 
 Value = TypeVar("Value")
 
@@ -109,7 +109,7 @@ class Ranks:
         for layer in moments.layers:  # one after the other: rank 0 holds one layer of every rank at a time
             parts = self._gathered(moments.layer_moments(layer))
             if parts is not None:
-                layers[layer] = beside(parts) if self.heads else functools.reduce(added, parts)
+                layers[layer] = concatenate_heads(parts) if self.heads else functools.reduce(add_layers, parts)
         documents = self._gathered(moments.documents)
         if documents is None:
             return None

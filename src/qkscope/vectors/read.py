@@ -21,7 +21,7 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import KINDS, Moments
-from qkscope.moments.placement import Placed
+from qkscope.moments.placement import Placement
 from qkscope.moments.second_moments import Kind, SecondMoments
 from qkscope.text import counted
 from qkscope.vectors.errors import VectorsError
@@ -207,7 +207,7 @@ def _sum_head(scan: HeadScan, layout: Layout) -> KindMoments:
             rows = np.flatnonzero(of_row == group)
             # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
             vectors = torch.from_numpy(batch.vectors[rows]).to(torch.float64)[None, None]
-            live.add({kind: vectors}, Placed(layout, batch.position[rows][None], (int(group),)), scratch)
+            live.add({kind: vectors}, Placement(layout, batch.position[rows][None], (int(group),)), scratch)
     if not live.tokens:
         raise VectorsError(
             f"{scan.files[0].parent}: all its positions are below skip_positions {layout.skip_positions}"

@@ -230,9 +230,9 @@ class _Failed:
 def _serve(connection: Connection, packed: bytes, setting: _Setting) -> None:
     """Run tasks until the run goes away."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from qkscope.capture.load import take_share
+    from qkscope.capture.load import limit_process
 
-    take_share(setting.threads, setting.gpus)
+    limit_process(setting.threads, setting.gpus)
     _send_warnings(connection)
     worker = setting.worker(unpack_plans(packed), setting.folder, connection.send, leniency=setting.leniency)
     while (message := connection.recv()) is not None:
