@@ -21,7 +21,6 @@ PARTS = {
     "_add_to_group (": "tap: adding to the sums",
     "add (qkscope/moments/host_arithmetic.py": "tap: adding to the sums",
     "_add_unrotated (": "tap: sums at rest",
-    "spaced (qkscope/moments/host_arithmetic.py": "tap: sums at rest",
     "coarse_mean (": "tap: choosing the pivot",
     "observe (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",

@@ -46,7 +46,7 @@ from qkscope.lenses import rows
 from qkscope.lenses.registry import head_tables
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.placement import PIECE_TOKENS
-from qkscope.moments.running_sums import State
+from qkscope.moments.running_sums import RunningSums
 from qkscope.moments.sizes import predict_sizes
 from qkscope.results.csv_files import csv_text
 from qkscope.results.folder import shard_path
@@ -377,8 +377,8 @@ def test_lines_numbers_and_bytes_are_those_of_every_registered_table(common, gro
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
     made = []
-    start = State.__init__
-    monkeypatch.setattr(State, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    start = RunningSums.__init__
+    monkeypatch.setattr(RunningSums, "__init__", lambda self, *a, **k: (made.append(self), start(self, *a, **k))[1])
     model = tiny("llama")
     layout = Layout(bucket_edges(LENGTH, 4), 2)
     batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])

@@ -194,7 +194,7 @@ def test_both_ways_make_the_same_sums_of_float64_vectors():
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(a).max())
 
 
-@pytest.mark.parametrize("at_once", [0, 2**28], ids=["in two turns", "at once"])
+@pytest.mark.parametrize("at_once", [0, 2**28], ids=["in two chunks", "at once"])
 @pytest.mark.parametrize("common", [None, 20], ids=["in runs", "gathered"])
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (3, 1)])
 def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads, common, at_once):
@@ -206,7 +206,7 @@ def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads,
     seen = [[5 + rng.normal(size=(2, count, 64, WIDTH)) for count in heads] for _ in range(2)]
     for q, k in seen:
         moments.add(0, q, k, groups=1)
-    [whole] = Placement(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).wholes  # as this batch is laid out
+    [whole] = Placement(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).blocks  # as this batch is laid out
     assert (0 < len(whole.runs) <= FEW_RUNS) == (common is None)
     for kind, both in zip(("q", "k"), zip(*seen, strict=True), strict=True):
         x = np.concatenate(both).swapaxes(1, 2)  # (documents, tokens, heads, width)
@@ -271,12 +271,12 @@ def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
     for layer in range(3):
         moments.add(layer, q, k)
     with Launches() as seen:
-        assert not moments.flagged()
+        assert not moments.has_non_finite()
     assert len(seen.waits) == 1
     bad = k.clone()
     bad[0, 0, 7, 3] = torch.inf
     moments.add(1, q, bad)
-    assert moments.flagged()
+    assert moments.has_non_finite()
     assert moments.locate(0, q, k) is None
     assert "inf in a key of layer 1, head 0, position 7" in str(moments.locate(1, q, bad))
 
@@ -368,9 +368,9 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
 def test_sums_without_float64_carry_what_each_addition_rounds_away():
     """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
     from qkscope.moments.device_arithmetic import add_cells
-    from qkscope.moments.running_sums import State
+    from qkscope.moments.running_sums import RunningSums
 
-    state = State(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
+    state = RunningSums(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
     state.squares = state.squares.to(torch.float32)
     state.carry = torch.zeros_like(state.squares)
     rng = np.random.default_rng(0)

@@ -8,8 +8,9 @@ import qkscope
 from families import tiny, tokens
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+from qkscope.moments.host_sums import concatenate_heads
 from qkscope.moments.layout import capture_layout
-from qkscope.moments.moments import Moments, concatenate_heads
+from qkscope.moments.moments import Moments
 from qkscope.train import Probe
 from qkscope.train.cost import Cost
 from qkscope.train.ranks import Ranks

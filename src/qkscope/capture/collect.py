@@ -109,7 +109,7 @@ def _run(backbone: nn.Module, batch: Batch, collector: _Collector) -> None:
     ids = torch.from_numpy(batch.ids)
     with suppress(StopForward):
         run_backbone(backbone, ids, collector.mask)
-    if collector.moments.flagged():
+    if collector.moments.has_non_finite():
         collector.locating = True
         with suppress(StopForward):
             run_backbone(backbone, ids, collector.mask)

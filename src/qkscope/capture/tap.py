@@ -54,8 +54,8 @@ class Tap:
     """A context manager that shows `observer` each attention call of `backbone`, once per layer and forward.
 
     `calls` and `tokens` count per layer what was seen, so that a run can prove that it captured something. Where `last`
-    names layers, a forward pass ends, with `StopForward`, as soon as each of them has been shown: what comes after the
-    last one's queries and keys (its attention and feed-forward, later layers, the final norm) is not needed for any sum.
+    names layers, a forward pass ends, with `StopForward`, as soon as each of them has been shown: what comes after
+    their queries and keys (attention, feed-forward, later layers, the final norm) is not needed for any sum.
     """
 
     last: frozenset[int] | None = None

@@ -5,8 +5,8 @@ where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The he
 checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
 context only and nothing from before rotation, and of schema 2, which have no sketches, are read as far as they go.
 
-`RestFile` reads only what was summed before rotation, layer by layer: a few hundredths of a file's bytes, for whoever
-wants several checkpoints at once. The header is checked as ever; the checksum, which needs the whole file, is not.
+`PreRopeFile` reads only the sums before rotation, layer by layer: a few hundredths of a file's bytes, for analyses that
+need several checkpoints at once. The header is checked as ever; the checksum, which needs the whole file, is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,12 +26,10 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
-from qkscope.layers import LayerFacts
-from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, Header, arrays_of, read_header
-from qkscope.moments.header import SCHEMA as SCHEMA
+from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, SCHEMA, Header, read_header
 from qkscope.moments.host_sums import KindMoments, LayerMoments, Unrotated
-from qkscope.moments.packing import UNROTATED, pack, unpack, unpack_schema_1, unpack_unrotated
-from qkscope.moments.second_moments import Array, Kind
+from qkscope.moments.packing import UNROTATED, Arrays, pack, unpack, unpack_schema_1, unpack_unrotated
+from qkscope.moments.second_moments import KINDS, Array, Kind
 from qkscope.moments.validate import require_documents, require_possible, require_unrotated
 
 if TYPE_CHECKING:
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
 
 THREADS = 8  # that turn sums into what is written
 
-# What arrays are made of, in the order of a file: as numpy names it, and as safetensors does.
+# Array types in the order of a file: as numpy names them, and as safetensors does.
 DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
     path = as_path(path, "the file to save moments in")
     arrays = dict(_arrays(moments))
-    about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
+    layout, layers = asdict(moments.layout), [facts.to_json() for facts in moments.layers.values()]
+    described = {"layout": layout, "layers": layers, "provenance": moments.provenance}
+    about = json.dumps(described, sort_keys=True, ensure_ascii=False)
     if len(about) > MAX_ABOUT:
         raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
@@ -88,7 +87,7 @@ def load_moments(path: Path | str) -> Moments:
     path = as_path(path, "a moments file")
     try:
         header = read_header(path)
-        return _assemble(header, _read(path, header))
+        return _assemble(header, _checked_arrays(path, header))
     except MomentsFileError as error:
         raise error.within(str(path)) from None
 
@@ -98,7 +97,7 @@ def round_as_stored(moments: Moments) -> Moments:
     from qkscope.moments.moments import Moments
 
     layers: dict[int, LayerMoments] = {
-        layer: {kind: unpack(pack(held), moments.layout) for kind, held in moments.layer_moments(layer).items()}
+        layer: {kind: unpack(pack(sums), moments.layout) for kind, sums in moments.layer_moments(layer).items()}
         for layer in moments.layers
     }
     return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents)
@@ -109,59 +108,60 @@ def read_provenance(path: Path | str) -> dict[str, Any]:
     return read_header(Path(path)).provenance
 
 
-def _about(moments: Moments) -> dict[str, Any]:
-    return {
-        "layout": asdict(moments.layout),
-        "layers": [facts.to_json() for facts in moments.layers.values()],
-        "provenance": moments.provenance,
-    }
-
-
 def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "documents", moments.documents
-    parts = [
-        (f"{layer}.{kind}", held) for layer in moments.layers for kind, held in moments.layer_moments(layer).items()
-    ]
-    if not all(held.is_crossed for _, held in parts):
+    parts = {f"{layer}.{kind}": sums for layer in moments.layers for kind, sums in moments.layer_moments(layer).items()}
+    if not all(sums.is_crossed for sums in parts.values()):
         raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture them again")
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
-        for (where, _), arrays in zip(parts, threads.map(lambda part: pack(part[1]), parts), strict=True):
+        for where, arrays in zip(parts, threads.map(pack, parts.values()), strict=True):
             for name, array in arrays.items():
                 yield f"{where}.{name}", array
 
 
 def _assemble(header: Header, arrays: Arrays) -> Moments:
-    from qkscope.moments.moments import KINDS, Moments
+    from qkscope.moments.moments import Moments
 
-    layers: dict[int, LayerMoments] = {}
+    parts, layers = _by_kind(arrays), dict[int, LayerMoments]()
+    read = unpack_schema_1 if header.schema == 1 else unpack
     for facts in header.layers:
-        of_kinds: dict[Kind, KindMoments] = {}
+        by_kind: dict[Kind, KindMoments] = {}
         for kind in KINDS:
             where = f"{facts.layer}.{kind}"
-            own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
-            of_kinds[kind] = unpack_schema_1(own, header.layout) if header.schema == 1 else unpack(own, header.layout)
-            require_possible(where, of_kinds[kind], header.layout)
-        layers[facts.layer] = of_kinds
+            by_kind[kind] = read(parts[where], header.layout)
+            require_possible(where, by_kind[kind])
+        layers[facts.layer] = by_kind
     documents = arrays.get("documents")
     if documents is not None:
         require_documents(documents, layers[min(layers)]["q"])
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
 
 
-def _read(path: Path, header: Header) -> Arrays:
+def _checked_arrays(path: Path, header: Header) -> Arrays:
+    arrays = _read_arrays(path, lambda name: True)
+    if _checksum(header.about, arrays) != header.checksum:
+        raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
+    return arrays
+
+
+def _read_arrays(path: Path, wanted: Callable[[str], bool]) -> Arrays:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise MomentsFileError(f"cannot be read ({error}); {DAMAGED}") from None
-    expected = dict(arrays_of(header))
-    if {name: array.shape for name, array in arrays.items()} != {name: shape for name, (_, shape) in expected.items()}:
-        raise MomentsFileError(f"changed while it was read; {DAMAGED}")
-    if _checksum(header.about, arrays) != header.checksum:
-        raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
-    return arrays
+
+
+def _by_kind(arrays: Arrays) -> dict[str, Arrays]:
+    """The arrays of each layer's queries and keys ("0.q", "0.k", …), by their names inside them."""
+    parts: dict[str, Arrays] = defaultdict(dict)
+    for name, array in arrays.items():
+        layer, _, rest = name.partition(".")
+        kind, _, inside = rest.partition(".")
+        parts[f"{layer}.{kind}"][inside] = array
+    return parts
 
 
 def _checksum(about: str, arrays: Arrays) -> str:
@@ -173,60 +173,51 @@ def _checksum(about: str, arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-KINDS: tuple[Kind, Kind] = ("q", "k")
-
-
 @dataclass(frozen=True)
 class PreRopeLayer:
-    """One layer before rotation, and how many tokens it has where; None where that was not summed."""
+    """One layer's sums before rotation (None where they were not summed), and its number of tokens."""
 
     unrotated: Mapping[Kind, Unrotated | None]
     n: Mapping[Kind, Array]  # (heads, buckets, groups), of all tokens
 
 
 class PreRopeFile:
-    """A moments file of which only the vectors before rotation are read, when they are asked for."""
+    """A moments file of which only the sums before rotation are read, one layer at a time."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._header: Header = read_header(path)
+            self._header = read_header(path)
         except MomentsFileError as error:
             raise error.within(str(path)) from None
         self.path, self.layout, self.provenance = path, self._header.layout, self._header.provenance
-        self.layers: dict[int, LayerFacts] = {facts.layer: facts for facts in self._header.layers}
+        self.layers = {facts.layer: facts for facts in self._header.layers}
 
     def layer(self, layer: int) -> PreRopeLayer:
         """One layer's sums; MomentsFileError where they cannot be read."""
-        if self._header.schema == 1:  # which tells groups apart over the whole context only, and sums nothing at rest
+        if self._header.schema == 1:  # which sums nothing before rotation
             return PreRopeLayer(dict.fromkeys(KINDS), {})
-        arrays = self._arrays(layer)
+        prefixes = tuple(f"{layer}.{kind}.{part}" for kind in KINDS for part in ("counts", UNROTATED))
         unrotated: dict[Kind, Unrotated | None] = {}
-        for kind in KINDS:
-            there = f"{UNROTATED}pivot" in arrays[kind]
-            unrotated[kind] = unpack_unrotated(arrays[kind]) if there else None
-        n = {kind: arrays[kind]["counts"][:, COUNTS.index("n")] for kind in KINDS}
-        for kind, of in unrotated.items():
-            try:
-                if of is not None:
-                    require_unrotated(of, n[kind])
-            except ValueError as error:
-                raise MomentsFileError(f"{self.path}: {layer}.{kind}: {error}; {DAMAGED}") from None
+        n: dict[Kind, Array] = {}
+        try:
+            parts = _by_kind(_read_arrays(self.path, lambda name: name.startswith(prefixes)))
+            for kind in KINDS:
+                where = f"{layer}.{kind}"
+                unrotated[kind], n[kind] = _unrotated_of(parts[where], where)
+        except MomentsFileError as error:
+            raise error.within(str(self.path)) from None
         return PreRopeLayer(unrotated, n)
 
-    def _arrays(self, layer: int) -> dict[Kind, dict[str, NDArray[Any]]]:
-        from safetensors import SafetensorError, safe_open
 
-        by_kind: dict[Kind, dict[str, NDArray[Any]]] = {"q": {}, "k": {}}
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                names = set(file.keys())
-                for kind, arrays in by_kind.items():
-                    prefix = f"{layer}.{kind}."
-                    wanted = [n for n in names if n.startswith(f"{prefix}{UNROTATED}") or n == f"{prefix}counts"]
-                    arrays.update({name.removeprefix(prefix): file.get_tensor(name) for name in wanted})
-        except (SafetensorError, OSError, ValueError) as error:
-            raise MomentsFileError(f"{self.path}: cannot be read ({error}); {DAMAGED}") from None
-        for kind, arrays in by_kind.items():
-            if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
-                raise MomentsFileError(f"{self.path}: {layer}.{kind} holds values that are not numbers; {DAMAGED}")
-        return by_kind
+def _unrotated_of(arrays: Arrays, where: str) -> tuple[Unrotated | None, Array]:
+    if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
+        raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
+    n = arrays["counts"][:, COUNTS.index("n")]
+    if f"{UNROTATED}pivot" not in arrays:
+        return None, n
+    unrotated = unpack_unrotated(arrays)
+    try:
+        require_unrotated(unrotated, n)
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
+    return unrotated, n

@@ -3,6 +3,9 @@
 The products of a layer's first FLOAT64_TOKENS tokens are float64; later ones of float32 (or half-precision) activations
 are float32 over blocks of tokens, at first of BLOCK_TOKENS. Products stay float64 for float64 activations, for heads so
 narrow that it costs nothing, and where torch is allowed to round float32 products to fewer bits.
+
+Fresh memory would cost as much as the products (page by page), and slicing tensors costs Python as much as centring
+costs the processor. So both are kept in plans, which layers of one shape share.
 """
 
 from __future__ import annotations
@@ -16,12 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkscope.moments.first_batch import add_sketches
 from qkscope.moments.placement import Piece, Placement
 from qkscope.moments.second_moments import Kind
 
 if TYPE_CHECKING:
-    from qkscope.moments.running_sums import State
+    from qkscope.moments.running_sums import RunningSums
 
 # The rounding that float32 products leave in a covariance goes as block / sqrt(tokens): a layer's first tokens are
 # multiplied in float64, so small captures are exact, and by the time float32 takes over there is enough to average.
@@ -31,40 +33,55 @@ BLOCK_TOKENS = 32  # tokens in the first float32 products
 LONGER_BLOCKS = 16384  # tokens after which a block is twice as long; four times as many double it again
 LONGEST_BLOCK = 256
 NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
+BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
+PLANS = 4  # a batch has few shapes of pieces: position 0, a bucket without it, whole buckets, a common window's rest
 
 
 class HostArithmetic:
-    """Adds batches piece by piece."""
+    """Adds batches piece by piece; keeps the plans of the last shapes."""
 
     def __init__(self) -> None:
-        self._workspace = Workspace()
+        self._plans: OrderedDict[ProductShape, ProductPlan] = OrderedDict()
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
+    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
         """Add (rows, heads, tokens, width) of each kind; raises NonFinite before anything bad is added."""
-        tokens = state.tokens
+        tokens = sums.tokens
         for piece in placed.pieces:
-            plan = self._centred(state, vectors, piece, tokens)
+            plan = self._centred(sums, vectors, piece, tokens)
             for _ in plan.run():
                 in_piece = [part.sum(dim=1) for part in plan.products]
                 if not isfinite(float(in_piece[0].sum() + in_piece[1].sum())):
                     raise locate(vectors, placed)
-                _add_squares(state, piece, plan)
-                _add_to_group(state, piece, plan, in_piece)
+                _add_squares(sums, piece, plan)
+                _add_to_group(sums, piece, plan, in_piece)
             tokens += piece.steps.size
 
     @staticmethod
     def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add (a, b) times each of (heads, b, c); the product apart, for BLAS adds to whole tensors only."""
+        """Add (a, b) times each of (heads, b, c); separately, because BLAS adds to whole tensors only."""
         target.add_(torch.matmul(left, right))
 
-    def _centred(self, state: State, vectors: Mapping[Kind, Tensor], piece: Piece, seen: int) -> ProductPlan:
-        """The plan, holding these vectors about the pivot."""
-        chosen = [_chosen(vectors[kind], piece) for kind in state.heads]
-        dtype = _product_dtype(chosen[0].dtype, state.width, seen)
-        heads = tuple(state.heads.values())
+    def _centred(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], piece: Piece, seen: int) -> ProductPlan:
+        """The plan, with these vectors about the pivot in it."""
+        chosen = [_chosen(vectors[kind], piece) for kind in sums.heads]
+        dtype = _product_dtype(chosen[0].dtype, sums.width, seen)
         _, buckets, rows, tokens, width = chosen[0].shape
-        plan = self._workspace.plan(ProductShape(heads, buckets, rows, tokens, width, block_tokens(seen), dtype), piece)
-        plan.centre(chosen, state.pivots(dtype))
+        heads, block = tuple(sums.heads.values()), block_tokens(seen)
+        plan = self._plan(ProductShape(heads, buckets, rows, tokens, width, block, dtype))
+        plan.fill(piece)
+        plan.centre(chosen, sums.pivots(dtype))
+        return plan
+
+    def _plan(self, shape: ProductShape) -> ProductPlan:
+        plan = self._plans.pop(shape, None)
+        if plan is None:
+            # One type at a time: what the float64 start used is freed when float32 takes over.
+            for other in [other for other in self._plans if other.dtype != shape.dtype]:
+                del self._plans[other]
+            while len(self._plans) >= PLANS:
+                self._plans.popitem(last=False)
+            plan = ProductPlan(shape)
+        self._plans[shape] = plan
         return plan
 
 
@@ -80,30 +97,31 @@ def block_tokens(seen: int) -> int:
     return min(BLOCK_TOKENS << doublings, LONGEST_BLOCK)
 
 
-def _add_squares(state: State, piece: Piece, plan: ProductPlan) -> None:
-    for target, part, widened in zip(state.halves, plan.products, plan.widened, strict=True):
+def _add_squares(sums: RunningSums, piece: Piece, plan: ProductPlan) -> None:
+    for target, part, widened in zip(sums.halves, plan.products, plan.widened, strict=True):
         if widened is not part:
             widened.copy_(part)  # adding float32 to float64 would make such a copy too, but a new one each time
         target[:, piece.buckets].add_(widened)
 
 
-def _add_to_group(state: State, piece: Piece, plan: ProductPlan, in_piece: list[Tensor]) -> None:
-    (corner, lower), first = plan.products, 2 * state.width
-    state.crossed[:, piece.group, piece.buckets].add_(lower[..., -first:])
+def _add_to_group(sums: RunningSums, piece: Piece, plan: ProductPlan, in_piece: list[Tensor]) -> None:
+    (corner, lower), first = plan.products, 2 * sums.width
+    sums.crossed[:, piece.group, piece.buckets].add_(lower[..., -first:])
 
-    def summed(inside: slice) -> list[Tensor]:
+    def over(inside: slice) -> tuple[Tensor, Tensor]:
+        """Σaaᵀ and Σbxᵀ of each head over some of the piece's buckets."""
         whole = inside.stop - inside.start == corner.shape[1]
-        return in_piece if whole else [corner[:, inside].sum(dim=1), lower[:, inside].sum(dim=1)]
+        a, b = in_piece if whole else [corner[:, inside].sum(dim=1), lower[:, inside].sum(dim=1)]
+        return a, b[:, :-first]
 
-    for span, inside in piece.spans if piece.group < state.groups.shape[1] else ():
-        sums = summed(inside)
-        target, size = state.groups[:, piece.group, span], state.half**2
-        target[:, :size].add_(sums[0])
-        target[:, size:].add_(sums[1][:, :-first])
+    for span, inside in piece.spans if piece.group < sums.groups.shape[1] else ():
+        a, b = over(inside)
+        target, size = sums.groups[:, piece.group, span], sums.half**2
+        target[:, :size].add_(a)
+        target[:, size:].add_(b)
     for span, inside in piece.sketched:
-        sums = summed(inside)
-        squares = torch.cat([sums[0], sums[1][:, :-first]], dim=1)[:, None]
-        add_sketches(state, piece.group, slice(span, span + 1), squares)
+        squares = torch.cat(over(inside), dim=1)[:, None]
+        sums.add_sketches(piece.group, slice(span, span + 1), squares)
 
 
 def _chosen(vectors: Tensor, piece: Piece) -> Tensor:
@@ -114,10 +132,6 @@ def _chosen(vectors: Tensor, piece: Piece) -> Tensor:
     tokens = piece.tokens if isinstance(piece.tokens, slice) else torch.from_numpy(piece.tokens)
     count, heads, width = rows.shape[0], rows.shape[1], rows.shape[3]
     return rows[:, :, tokens].view(count, heads, len(piece.steps), -1, width).permute(1, 2, 0, 3, 4)
-
-
-BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
-PLANS = 4  # a batch has few shapes of pieces: position 0, a bucket without it, whole buckets, a common window's rest
 
 
 @dataclass(frozen=True)
@@ -131,27 +145,6 @@ class ProductShape:
     width: int
     block: int  # tokens in one float32 product
     dtype: torch.dtype
-
-
-class Workspace:
-    """The plans of the last shapes."""
-
-    def __init__(self) -> None:
-        self._plans: OrderedDict[ProductShape, ProductPlan] = OrderedDict()
-
-    def plan(self, shape: ProductShape, piece: Piece) -> ProductPlan:
-        """The plan for vectors of this shape, its column of positions filled in as the piece has them."""
-        plan = self._plans.pop(shape, None)
-        if plan is None:
-            # One type at a time: what the float64 start used is freed when float32 takes over.
-            for other in [other for other in self._plans if other.dtype != shape.dtype]:
-                del self._plans[other]
-            while len(self._plans) >= PLANS:
-                self._plans.popitem(last=False)
-            plan = ProductPlan(shape)
-        self._plans[shape] = plan
-        plan.fill(piece)
-        return plan
 
 
 class ProductPlan:
@@ -174,7 +167,7 @@ class ProductPlan:
         if shape.dtype != torch.float64:
             wide = [torch.empty(part.shape, dtype=torch.float64) for part in self.products]
             self.widened = wide[0], wide[1]
-        self._turns = _cut(columns.flatten(0, 1), lower.flatten(0, 1), corner.flatten(0, 1), shape)
+        self._steps = _cut(columns.flatten(0, 1), lower.flatten(0, 1), corner.flatten(0, 1), shape)
 
     def fill(self, piece: Piece) -> None:
         """Put the piece's positions beside the vectors; all layers of a batch bring the same pieces."""
@@ -192,8 +185,8 @@ class ProductPlan:
 
     def run(self) -> Iterator[None]:
         """Multiply as many tokens as the precision carries; add up `products` before asking for the next."""
-        for turn in self._turns:
-            for left, right, product, fresh in turn:
+        for step in self._steps:
+            for left, right, product, fresh in step:
                 if fresh:
                     torch.bmm(left, right, out=product)
                 else:
@@ -206,7 +199,7 @@ BatchedProducts = list[tuple[Tensor, Tensor, Tensor, bool]]
 
 
 def _cut(cells: Tensor, lower: Tensor, corner: Tensor, shape: ProductShape) -> list[BatchedProducts]:
-    """The products block by block, in turns that are added up in float32."""
+    """The products block by block, in steps that are added up in float32."""
     tokens, width, half = cells.shape[1], shape.width, shape.width // 2
     a, rest, x = cells[..., :half], cells[..., half:], cells[..., :width]
     factors = ((rest.transpose(1, 2), x, lower), (a.transpose(1, 2), a, corner))
@@ -232,7 +225,7 @@ class NonFinite(Exception):
 
 def locate(vectors: Mapping[Kind, Tensor], placed: Placement) -> NonFinite:
     """The first NaN or infinity, or where all are finite the largest number: its square is not."""
-    real = torch.from_numpy(placed.real)
+    real = torch.from_numpy(placed.is_summed)
     largest: NonFinite | None = None
     for kind, of_kind in vectors.items():
         shown = of_kind.detach().cpu().where(real[:, None, :, None], torch.zeros((), dtype=of_kind.dtype))

@@ -1,13 +1,13 @@
-"""One layer's sums on the host, as arrays that add: what `State` becomes, what a file holds, what tables are made from.
+"""One layer's sums on the host, as arrays that add: what `RunningSums` becomes, what a file holds, what tables use.
 
 Everything is about pivots, so sums of two shards with other pivots are translated before they are added. What serves
-errors alone (groups, crossed sums) is float32; so is what was summed before rotation.
+errors alone (groups, crossed sums, sketches) is float32; so is what was summed before rotation.
 
-Sketches Σx(xᵀΩ) along a few directions Ω of each head are what document groups keep of their squares at every window: a
-full Σxxᵀ per group and window would take too much memory. Near the leading component v of a head, its change without
-a group depends on the group's Σxxᵀv alone, to first order. So Ω holds the leading components of the first batch, and a
-group's squares are estimated from three parts: its own mean, its share of the scatter of all groups, and the smallest
-symmetric correction that agrees with the sketch. Σ|x|² is kept as well, so the total variance is exact.
+A full Σxxᵀ per document group and window would take too much memory. Near the leading component v of a head, its change
+without a group depends on the group's Σxxᵀv alone, to first order. So groups keep sketches Σx(xᵀΩ), where Ω holds the
+leading components of the first batch. A group's squares are estimated from three parts: its own mean, its share of the
+scatter of all groups, and the smallest symmetric correction that agrees with the sketch. Σ|x|² is kept as well, so the
+total variance is exact.
 """
 
 from __future__ import annotations
@@ -20,10 +20,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.moments.layout import Layout
-from qkscope.moments.second_moments import Array, Kind, SecondMoments, square, translated_squares
+from qkscope.moments.second_moments import KINDS, Array, Kind, SecondMoments, divided, square, translated_squares
 
 Single = NDArray[np.float32]
 OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
+
+
+@dataclass(frozen=True)
+class SpanSums:
+    """The first sums of each group over one span, and the squares of all groups together."""
+
+    n: Array  # (heads, groups)
+    x: Array  # (heads, groups, d)
+    packed: Array  # (heads, d (d + 1) / 2)
+
+    @property
+    def mean(self) -> Array:
+        """(heads, groups, d): about the pivot; 0 where a group has no tokens."""
+        return divided(self.x, self.n[..., None])
+
+    @property
+    def share(self) -> Array:
+        """(heads, groups): of the tokens."""
+        return divided(self.n, self.n.sum(axis=1, keepdims=True))
+
+    @property
+    def scatter(self) -> Array:
+        """(heads, d, d): the squares about the groups' means."""
+        full = np.take(self.packed, square(self.x.shape[-1]), axis=-1)
+        return np.asarray(full - self.x.swapaxes(1, 2) @ self.mean)
 
 
 @dataclass(frozen=True)
@@ -85,37 +110,9 @@ class Sketch:
             left = of_scatter - within @ seen
         left = left - directions @ (adjoint @ left)  # the scatter outside the directions
         outside = np.trace(scatter, axis1=1, axis2=2) - np.trace(adjoint @ within, axis1=1, axis2=2)
-        more = np.divide(total, outside, out=np.zeros_like(total), where=outside > 0)
-        more = np.maximum(more, -share[:, 0, 0])[:, None, None]
+        more = np.maximum(divided(total, outside), -share[:, 0, 0])[:, None, None]
         correction = difference @ seen + directions @ (back - inner @ seen)
         return np.asarray(x * of_mean + share * of_scatter + correction + more * left)
-
-
-@dataclass(frozen=True)
-class SpanSums:
-    """The first sums of each group over one span, and the squares of all groups together."""
-
-    n: Array  # (heads, groups)
-    x: Array  # (heads, groups, d)
-    packed: Array  # (heads, d (d + 1) / 2)
-
-    @property
-    def mean(self) -> Array:
-        """(heads, groups, d): about the pivot; 0 where a group has no tokens."""
-        there = self.n[..., None] > 0
-        return np.asarray(np.divide(self.x, self.n[..., None], out=np.zeros_like(self.x), where=there))
-
-    @property
-    def share(self) -> Array:
-        """(heads, groups): of the tokens."""
-        whole = self.n.sum(axis=1, keepdims=True)
-        return np.asarray(np.divide(self.n, whole, out=np.zeros_like(self.n), where=whole > 0))
-
-    @property
-    def scatter(self) -> Array:
-        """(heads, d, d): the squares about the groups' means."""
-        full = np.take(self.packed, square(self.x.shape[-1]), axis=-1)
-        return np.asarray(full - self.x.swapaxes(1, 2) @ self.mean)
 
 
 @dataclass(frozen=True)
@@ -223,28 +220,37 @@ class KindMoments:
             moved[:, :, number] = translated_squares(self.groups[:, :, number], of.x, of.n, step)
         return moved
 
-    @classmethod
-    def beside(cls, parts: Sequence[KindMoments]) -> KindMoments:
-        """The sums of several sets of heads over the same tokens, one set after the other."""
-        unrotated = [part.unrotated for part in parts if part.unrotated is not None]
-        sketches = [part.sketch for part in parts if part.sketch is not None]
-        return cls(
-            _beside([part.buckets for part in parts]),
-            _beside([part.crossed for part in parts]),
-            np.concatenate([part.groups for part in parts]),
-            parts[0].layout,
-            # How many tokens there were is no sum of a head's.
-            replace(_beside(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
-            _beside(sketches) if len(sketches) == len(parts) else None,
-        )
+
+LayerMoments = Mapping[Kind, KindMoments]
+
+
+def add_layers(one: LayerMoments, other: LayerMoments) -> LayerMoments:
+    """The sums of both."""
+    return {kind: one[kind] + other[kind] for kind in KINDS}
+
+
+def concatenate_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
+    """The sums of several sets of heads over the same tokens, as those of one layer."""
+    return {kind: _concatenated([part[kind] for part in parts]) for kind in KINDS}
+
+
+def _concatenated(parts: Sequence[KindMoments]) -> KindMoments:
+    unrotated = [part.unrotated for part in parts if part.unrotated is not None]
+    sketches = [part.sketch for part in parts if part.sketch is not None]
+    return KindMoments(
+        _along_heads([part.buckets for part in parts]),
+        _along_heads([part.crossed for part in parts]),
+        np.concatenate([part.groups for part in parts]),
+        parts[0].layout,
+        # Counts before rotation have no axis of heads.
+        replace(_along_heads(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
+        _along_heads(sketches) if len(sketches) == len(parts) else None,
+    )
 
 
 Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated, Sketch)
 
 
-def _beside(parts: Sequence[Sums]) -> Sums:
+def _along_heads(parts: Sequence[Sums]) -> Sums:
     names = [each.name for each in fields(parts[0])]
     return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
-LayerMoments = Mapping[Kind, KindMoments]

@@ -182,6 +182,11 @@ def unrotated_every(context: int) -> int:
     return min(MOST_APART, max(1, context // FEWEST_UNROTATED))
 
 
+def heads_by_kind(facts: LayerFacts) -> dict[Kind, int]:
+    """How many query and key heads a layer has."""
+    return {"q": facts.q_heads, "k": facts.kv_heads}
+
+
 def sketch_blocks(layout: Layout, heads: Mapping[Kind, int], width: int) -> tuple[int, dict[Kind, int]]:
     """Directions in one block, and blocks per head of each kind: keys that several query heads read have two."""
     several = heads.get("q", 0) > heads.get("k", 0) and 2 * layout.sketched <= width

@@ -17,7 +17,8 @@ import numpy as np
 
 from qkscope.errors import CaptureError, InputError, QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.moments.moments import Moments, add_layers, concatenate_heads
+from qkscope.moments.host_sums import add_layers, concatenate_heads
+from qkscope.moments.moments import Moments
 
 Value = TypeVar("Value")
 

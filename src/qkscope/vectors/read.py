@@ -20,9 +20,9 @@ from qkscope.errors import QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.moments import KINDS, Moments
+from qkscope.moments.moments import Moments
 from qkscope.moments.placement import Placement
-from qkscope.moments.second_moments import Kind, SecondMoments
+from qkscope.moments.second_moments import KINDS, Kind, SecondMoments
 from qkscope.text import counted
 from qkscope.vectors.errors import VectorsError
 from qkscope.vectors.layout import HeadName, VectorFolders, find_vectors
@@ -197,22 +197,22 @@ def _sum_head(scan: HeadScan, layout: Layout) -> KindMoments:
     """One head's sums, batch by batch."""
     import torch
 
-    from qkscope.moments.running_sums import LiveSums, Scratch, State
+    from qkscope.moments.running_sums import RunningSums, Scratch
 
     kind: Kind = scan.name.kind
-    live, scratch = LiveSums(State(layout, {kind: 1}, scan.width, torch.device("cpu"))), Scratch(layout)
+    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch(layout)
     for batch in vector_batches(scan):
         of_row = batch.example_id % layout.groups
         for group in np.unique(of_row):
             rows = np.flatnonzero(of_row == group)
             # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
             vectors = torch.from_numpy(batch.vectors[rows]).to(torch.float64)[None, None]
-            live.add({kind: vectors}, Placement(layout, batch.position[rows][None], (int(group),)), scratch)
-    if not live.tokens:
+            running.add({kind: vectors}, Placement(layout, batch.position[rows][None], (int(group),)), scratch)
+    if not running.tokens:
         raise VectorsError(
             f"{scan.files[0].parent}: all its positions are below skip_positions {layout.skip_positions}"
         )
-    return live.to_host()[kind]
+    return running.to_host()[kind]
 
 
 def _stacked(of_head: Mapping[int, KindMoments], count: int) -> KindMoments:

@@ -16,9 +16,8 @@ from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.turning import Planes
 from qkscope.moments.file import PreRopeFile, PreRopeLayer
-from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation, before_rotation
-from qkscope.moments.second_moments import Kind
+from qkscope.moments.second_moments import KINDS, Kind
 
 Array = NDArray[np.float64]
 
