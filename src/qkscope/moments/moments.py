@@ -100,7 +100,7 @@ class Moments:
         self._check_shapes(facts, vectors)
         placed = self._place(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
         sums = self._running_sums(facts, vectors["q"].device)
-        self._scratch = self._scratch or Scratch(self.layout, self._way)
+        self._scratch = self._scratch or Scratch(self._way)
         try:
             with without_autocast(sums.device):
                 sums.add(vectors, placed, self._scratch)

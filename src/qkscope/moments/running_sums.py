@@ -199,11 +199,11 @@ class RunningSums:
             cells = cells + _numpy(self.carry[heads])
         x, xu = self._first_sums(cells[..., -2 * self.width :])
         n, u, uu = (part.sum(axis=2) for part in (crossed.n, crossed.u, crossed.uu))
-        return SecondMoments(pivot, n, u, uu, x, xu, _packed(cells, self.width))
+        return SecondMoments(pivot, n, u, uu, x, xu, np.take(cells, _places(self.width), axis=-1))
 
     def _groups(self, heads: slice, buckets: SecondMoments) -> NDArray[np.float32]:
         """The squares of every group over each span, the last group's from those of all."""
-        others = _packed(_numpy(self.groups[heads], np.float32), self.width)
+        others = np.take(_numpy(self.groups[heads], np.float32), _places(self.width), axis=-1)
         whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
         with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
             last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
@@ -257,9 +257,9 @@ class RunningSums:
 
 def _diagonal(width: int) -> NDArray[np.float32]:
     """1 where Σaaᵀ | Σbxᵀ, flat, have the diagonal of Σxxᵀ, 0 elsewhere."""
-    half, index = width // 2, np.arange(width)
+    half, (rows, columns) = width // 2, triangle(width)
     cell = np.zeros(half * half + (width - half) * width, dtype=np.float32)
-    cell[np.where(index < half, index * half + index, half * half + (index - half) * width + index)] = 1.0
+    cell[_places(width)[rows == columns]] = 1.0
     return cell
 
 
@@ -270,11 +270,6 @@ def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:
     return tensor.cpu().numpy().astype(dtype, copy=False)
-
-
-def _packed(cells: NDArray[Any], width: int) -> NDArray[Any]:
-    """The upper triangle of Σxxᵀ, in row order, from Σaaᵀ | Σbxᵀ."""
-    return np.take(cells, _places(width), axis=-1)
 
 
 @lru_cache(maxsize=16)
@@ -299,8 +294,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 class Scratch:
     """What layers share while batches are added: memory, plans and inverse rotations."""
 
-    def __init__(self, layout: Layout, way: Way | None = None) -> None:
-        self._layout, self._way = layout, way
+    def __init__(self, way: Way | None = None) -> None:
+        self._way = way
         self._arithmetic: dict[str, HostArithmetic | DeviceArithmetic] = {}
         self._rotations: dict[tuple[object, ...], Unrotation] = {}
 

@@ -200,7 +200,7 @@ def _sum_head(scan: HeadScan, layout: Layout) -> KindMoments:
     from qkscope.moments.running_sums import RunningSums, Scratch
 
     kind: Kind = scan.name.kind
-    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch(layout)
+    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch()
     for batch in vector_batches(scan):
         of_row = batch.example_id % layout.groups
         for group in np.unique(of_row):
