@@ -19,15 +19,15 @@ MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM = 10_000, 10_000, 4096
 
 @dataclass(frozen=True)
 class Rotation:
-    """What RoPE does to a head: the planes that turn, and how fast.
+    """What RoPE does to a head: the planes that it rotates, and how fast.
 
     By an angle a, the plane (first, second) goes to (first cos a - second sin a, second cos a + first sin a); at
     position t, a is t times the plane's angle. Coordinates in no plane stay as they are.
     """
 
     pairs: tuple[tuple[int, int], ...]  # coordinates (first, second) of each plane
-    angles: tuple[float, ...]  # radians per token, one per plane, above 0: a plane that turns back is listed reversed
-    scale: float = 1.0  # the factor that is in cos and sin beside the rotation (YaRN's attention factor)
+    angles: tuple[float, ...]  # radians per token, one per plane, above 0: the order of a pair gives the direction
+    scale: float = 1.0  # the factor in cos and sin in addition to the rotation (YaRN's attention factor)
 
     def __post_init__(self) -> None:
         used = [coordinate for pair in self.pairs for coordinate in pair]

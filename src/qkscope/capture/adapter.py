@@ -1,4 +1,4 @@
-"""LoRA adapters as checkpoints: what a folder holds, which model it belongs to, and the two made one.
+"""LoRA adapters as checkpoints: recognize one, find its base model, merge the two.
 
 An adapter's config can ask for much more than a product of two small matrices. What is understood here is listed; an
 adapter that uses anything else is refused, because merging it without that would give another model than was trained.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkscope.capture.config import text_part
 from qkscope.errors import CaptureError
 
 
@@ -33,8 +34,7 @@ def text_backbone(model: nn.Module) -> nn.Module:
 
 def text_config(model: nn.Module) -> Any:
     """The backbone's own config (multimodal configs nest it)."""
-    config: Any = unwrap_model(model).config
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return text_part(unwrap_model(model).config)
 
 
 def model_limits(model: nn.Module) -> tuple[int | None, int | None]:

@@ -29,7 +29,7 @@ class WeightCounts:
 
     embedding: int  # the table of token embeddings
     active: int  # multiplied with each token: matrices, of routed experts only as many as a token visits
-    head: int  # stored beside the backbone but never loaded: an untied language-model head
+    head: int  # stored with the backbone but never loaded: an untied language-model head
     hidden: int  # width of the residual stream
     inner: int  # width of the feed-forward layer that a token passes
 
@@ -67,7 +67,7 @@ def _weights(model: nn.Module) -> WeightCounts:
     looked_up = {name for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
     share, active = _visited_share(config), 0.0
     for name, parameter in backbone.named_parameters():  # a vision tower is loaded but does not run
-        # Vectors (norms, biases) are added or multiplied element by element: nothing beside a matrix.
+        # Vectors (norms, biases) are added or multiplied element by element: negligible next to a matrix.
         if parameter.dim() > 1 and name.rpartition(".")[0] not in looked_up:
             active += parameter.numel() * (share if "experts" in name.split(".") else 1.0)
     hidden = int(table.shape[1])
@@ -105,7 +105,7 @@ def build_on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = 
     # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
     try:
         with torch.device("meta"):
-            # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
+            # A copy: from_config writes the dtype into the config, from which the checkpoint's own dtype is read later.
             copy = deepcopy(config)
             kind = AutoModelForCausalLM if head else AutoModel
             model = kind.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)

@@ -78,12 +78,11 @@ def collect_moments(
     on_call: OnCall | None = None,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
-    """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
+    """Every head's moments over all batches, after or before rotation.
 
-    Layers behind `last_layer` are left out, and not run.
-    `choose_positions` gives the positions that a layer sums of a batch, -1 for tokens that a sample leaves out (by
-    default all are summed);
-    `on_call` is shown every attention call as well.
+    Layers behind `last_layer` are left out, and not run. `choose_positions` gives the positions that a layer sums of a
+    batch, -1 for tokens that a sample leaves out (by default all are summed). `on_call` is called with every attention
+    call, `done` with every finished batch.
     """
     probed = probe or probe_model(model, context=layout.context)
     layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]

@@ -131,7 +131,7 @@ def _on_plain_array(parse: Any) -> Any:
     """A reader that slices a plain array: slicing a memory map runs Python code, a million times for a vocabulary."""
     import numpy as np
 
-    if not isinstance(parse, type):  # put in its place by somebody else, as `reader` above is
+    if not isinstance(parse, type):  # replaced elsewhere, as `reader` above replaces it
         return parse
 
     class Reader(parse):  # type: ignore[misc]

@@ -144,7 +144,7 @@ def allow_unpickling_custom_configs() -> None:
 
 
 def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
-    """The tokenizer, without a length limit of its own (the study sets the context), and its pinned source."""
+    """The tokenizer, without a length limit (the study sets the context), and its source at a fixed commit."""
     from transformers import AutoTokenizer
 
     try:

@@ -3,7 +3,7 @@
 Rotary or not is measured, not read from a config: each attention module is run again on the same hidden states
 with half a turn added to every plane that turns. Rotated coordinates then come back with the opposite sign and
 the others bit for bit the same, in any precision and any pair layout. What the rotation is, is measured in a pass
-of its own (see rotation). Cost: four short forward passes.
+of its own (rotation.py). Cost: four short forward passes.
 
 NaN and infinite weights (a checkpoint that diverged, or a damaged file) are refused before that.
 """
@@ -153,10 +153,10 @@ def require_identical(untouched: Tensor, tapped: Tensor) -> None:
 
 
 def _dims_turned(tap: ReplayTap, call: AttentionCall) -> int | None:
-    """How many coordinates of the call change sign with half a turn more; None where that cannot be told."""
+    """How many coordinates of the call change sign with half a turn more; None where that is not clear."""
     try:
         query, key = tap.replay(half_turn)
-    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may tell more
+    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may show more
         return None
     counts = {_flipped(call.query, query), _flipped(call.key, key)}
     return counts.pop() if len(counts) == 1 else None
@@ -187,12 +187,12 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
 def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None:
     scale = before.query.norm(dim=-1).max()
     if not bool(torch.isfinite(scale)):
-        return None  # nothing can be told; the real run finds the place
+        return None  # nothing is known; the real run finds the place
     lengths_stay = torch.allclose(before.query.norm(dim=-1), after.query.norm(dim=-1), atol=1e-3 * float(scale))
     if not lengths_stay:
         return 0  # learned or absolute positions enter through the hidden states, nothing is rotated
     changed = ((before.query - after.query).abs() > 1e-3 * scale).flatten(0, 2).any(dim=0)
-    # Slow planes hardly move over a few positions, so a shift tells rotary from not, but does not count.
+    # Slow planes hardly move over a few positions: a shift shows that a layer is rotary, not how many coordinates are.
     return None if bool(changed.any()) else 0
 
 

@@ -159,12 +159,8 @@ KERNEL_ARGUMENTS = ("query", "key", "value", "attention_mask")  # of a kernel's 
 
 def kernel_argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """One of a kernel's first arguments, however it was given; None where it was not."""
-    if name in kwargs:
-        return kwargs[name]
-    place = KERNEL_ARGUMENTS.index(name) - sum(
-        before in kwargs for before in KERNEL_ARGUMENTS[: KERNEL_ARGUMENTS.index(name)]
-    )
-    return args[place] if place < len(args) else None
+    positional = [each for each in KERNEL_ARGUMENTS if each not in kwargs]
+    return kwargs[name] if name in kwargs else dict(zip(positional, args, strict=False)).get(name)
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class ProductPlan:
         self._steps = _cut(columns.flatten(0, 1), lower.flatten(0, 1), corner.flatten(0, 1), shape)
 
     def fill(self, piece: Piece) -> None:
-        """Put the piece's positions beside the vectors; all layers of a batch bring the same pieces."""
+        """Put the piece's positions next to the vectors; all layers of a batch have the same pieces."""
         if self._filled is not piece:
             self._positions[:] = torch.from_numpy(piece.steps)
             self._filled = piece
@@ -194,7 +194,7 @@ class ProductPlan:
             yield
 
 
-# Of each: two factors, where their product goes, and whether it starts anew.
+# Of each: two factors, where their product goes, and whether it replaces what is there.
 BatchedProducts = list[tuple[Tensor, Tensor, Tensor, bool]]
 
 

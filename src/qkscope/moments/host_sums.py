@@ -201,7 +201,7 @@ class KindMoments:
 
     @property
     def is_crossed(self) -> bool:
-        """Whether groups are told apart in each bucket; files of schema 1 have groups over all buckets only."""
+        """Whether groups have sums in each bucket; files of schema 1 have groups over all buckets only."""
         return bool(self.crossed.n.shape[1] == self.buckets.n.shape[1])
 
     def span_sums(self, span: slice) -> SpanSums:

@@ -1,7 +1,7 @@
 """The axes of the sums: position buckets, document groups, and the spans of positions for which groups are kept.
 
 Buckets are intervals of positions given by their edges, so any window that starts and ends on an edge is a sum of
-buckets. Position 0 is a bucket of its own: attention sinks sit there, and tables can be had with and without it. A
+buckets. Position 0 is a bucket of its own: attention sinks sit there, and tables can include or exclude it. A
 study adds its common window as a further edge where it is none yet.
 """
 
@@ -29,7 +29,7 @@ BOUNDS = {
     "unrotated_every": MAX_CONTEXT,
     "sketched": MAX_DIRECTIONS,
 }
-SKETCHED = 4  # directions of each query head: its PC0 at any window lies well within them
+SKETCHED = 4  # directions of each query head: its PC0 at any window is well within their span
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Layout:
 
     @property
     def sink(self) -> int:
-        """Leading buckets that hold position 0 alone: 1, or 0 where it lies with others."""
+        """Leading buckets with position 0 alone: 1, or 0 where it shares a bucket."""
         return int(self.edges[1] == 1 and self.buckets > 1)
 
     @property
@@ -160,7 +160,7 @@ def capture_layout(
     skip: int = 0,
     sample: tuple[float, int] | None = None,
 ) -> Layout:
-    """The layout of a capture: equal buckets, position 0 apart, an edge at the common window and after `skip`."""
+    """The layout of a capture: equal buckets, one for position 0, an edge at the common window and after `skip`."""
     common = context if common is None else min(common, context)
     rate, seed = sample or (1.0, 0)
     return Layout(

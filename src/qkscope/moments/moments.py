@@ -119,8 +119,8 @@ class Moments:
     def has_non_finite(self) -> bool:
         """Whether a device has seen a number that is not finite in the last batch; asks each device once.
 
-        The host finds such a number at once and says where it is. A device goes on until it is asked; the batch has to
-        be run again to find the place (`locate`).
+        The host finds such a number at once and says where it is. A device continues until this is called; the batch
+        has to be run again to find the place (`locate`).
         """
         import torch
 
@@ -232,7 +232,7 @@ class Moments:
     def bucket_means(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> BucketMeans:
-        """Each position bucket in a window by itself, of all document groups or of all but one."""
+        """Means of each position bucket in a window, of all document groups or of all but one."""
         return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
 
     def bucket_statistics(
@@ -254,7 +254,7 @@ class Moments:
     ) -> BeforeRotation | None:
         """A layer's queries or keys as they were before RoPE; None where that was not summed.
 
-        `cov` is the covariance of all documents over the whole context, where it is at hand already.
+        `cov` is the covariance of all documents over the whole context, where the caller has it already.
         """
         return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
 

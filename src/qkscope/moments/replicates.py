@@ -32,7 +32,7 @@ def without_group(sums: KindMoments, group: int, cells: slice, *, fixed: bool = 
     """
     if not sums.is_crossed and cells != slice(0, sums.layout.buckets):
         raise InputError(
-            "these moments, of schema 1, tell document groups apart over the whole context only; capture them again "
+            "these moments, of schema 1, have document groups over the whole context only; capture them again "
             "for errors at other windows"
         )
     whole, inside = sums.buckets.summed(cells), cells if sums.is_crossed else slice(None)

@@ -14,7 +14,7 @@ s the position counted from the bucket's middle:
 
 The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
 those of all buckets without the other groups'. Each block of a head has the same number of directions Ω. Devices
-without float64 keep `squares` in float32 with the rounding of every addition beside it (`carry`).
+without float64 keep `squares` in float32 with the rounding of every addition in `carry`.
 
 Queries and keys go through the same few calls: subtract the pivot into columns that also hold ones and positions,
 multiply, add to the sums. The pivot is near the mean of the first tokens seen, so that what is squared is the spread.
@@ -125,7 +125,7 @@ class RunningSums:
     def add(self, vectors: Mapping[Kind, Tensor], placed: Placement, scratch: Scratch) -> None:
         """Add (rows, heads, tokens, width) of each kind as placed.
 
-        The host raises NonFinite before anything bad is added; a device is asked once per pass (`check`).
+        The host raises NonFinite before anything bad is added; a device is asked once per pass (`has_non_finite`).
         """
         if not len(placed.summed.rows):
             return
@@ -178,7 +178,7 @@ class RunningSums:
         torch.baddbmm(bottom, lower, directions, out=bottom)
 
     def to_host(self) -> LayerMoments:
-        """The same sums as numpy arrays, each kind apart and squares as packed triangles."""
+        """The same sums as numpy arrays, queries and keys separately, squares as packed triangles."""
         if self.pivot is None:
             raise ValueError("nothing was added")
         by_kind: dict[Kind, KindMoments] = {}

@@ -70,7 +70,7 @@ def cell_size(width: int) -> int:
 
 
 def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: int = 2) -> int:
-    """Memory that an accelerator needs beside the sums while one layer's batch of `tokens` is added: an upper bound.
+    """Memory that an accelerator needs besides the sums while a layer's batch of `tokens` is added: an upper bound.
 
     Every bucket is filled up to the fullest. The heads of one chunk are gathered in their own precision (`activation`
     bytes) and centred in float32; every block's product is float32, and their sum over a bucket float64. What is summed
@@ -88,5 +88,5 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     gathered = at_once * filled * width * activation
     summed = heads * layout.buckets * cell * FLOAT64
     spaced = tokens // max(1, layout.unrotated_every) + 1 if layout.unrotated_every else 0
-    turned = heads * spaced * width * (activation + 3 * FLOAT32) + spaced * FLOAT32 * (2 * width + layout.buckets)
-    return columns + index + max(gathered, 2 * summed, turned)
+    unrotated = heads * spaced * width * (activation + 3 * FLOAT32) + spaced * FLOAT32 * (2 * width + layout.buckets)
+    return columns + index + max(gathered, 2 * summed, unrotated)
