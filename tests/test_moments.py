@@ -60,37 +60,15 @@ def test_by_hand():
     assert found.n[0] == 2
 
 
-@pytest.mark.parametrize("head", range(4))
-def test_against_brute_force(head):
-    q, _ = vectors(5, 32)
-    found = moments_of(*vectors(5, 32)).window(0, "q").statistics(LAYOUT.scale)
-    assert_statistics(found, head, q[:, head].reshape(-1, 6), np.tile(np.arange(32.0), 5))
-
-
 def test_means_a_thousand_times_the_spread_cost_no_precision():
     q, k = vectors(5, 32, mean=1000.0, spread=1.0)
     found = moments_of(q, k).window(0, "k").statistics(LAYOUT.scale)
     assert_statistics(found, 1, k[:, 1].reshape(-1, 6), np.tile(np.arange(32.0), 5), tolerance=1e-11)
 
 
-@pytest.mark.parametrize("window", [4, 8, 16, 32])
-def test_a_window_is_the_first_positions(window):
-    q, k = vectors(3, 32)
-    found = moments_of(q, k).window(0, "q", window).statistics(LAYOUT.scale)
-    assert_statistics(found, 2, q[:, 2, :window].reshape(-1, 6), np.tile(np.arange(float(window)), 3))
-
-
 def test_a_window_that_is_no_sum_of_buckets_is_refused():
     with pytest.raises(InputError, match=r"window 5 is not a sum of buckets.*4, 8, 12"):
         moments_of(*vectors(1, 32)).window(0, "q", 5)
-
-
-def test_leaving_a_group_out():
-    q, k = vectors(5, 32)
-    moments = moments_of(q, k, groups=[0, 1, 2, 1, 0])
-    found = moments.without_group(0, "q", 1).statistics(LAYOUT.scale)
-    # Groups are float32: they serve errors alone.
-    assert_statistics(found, 0, q[[0, 2, 4], 0].reshape(-1, 6), np.tile(np.arange(32.0), 3), tolerance=3e-6)
 
 
 def test_skip_positions_leaves_out_the_first():
