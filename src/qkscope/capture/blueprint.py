@@ -6,18 +6,18 @@ queries depend on the position embeddings, which autograd knows without computin
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import text_backbone, text_config
-from qkscope.capture.probe import ProbedModel, attention_kind, never_called_message
+from qkscope.capture.backbone import forward_signature, text_backbone, text_config
+from qkscope.capture.probe import ProbedModel, attention_kind, layer_facts, never_called_message
+from qkscope.capture.replay import POSITIONS
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError, ModelError
+from qkscope.errors import CaptureError, ModelError, first_line
 from qkscope.layers import LayerFacts, Rotary
 
 TOKENS = 8
@@ -110,8 +110,7 @@ def build_on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = 
             kind = AutoModelForCausalLM if head else AutoModel
             model = kind.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
     except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"no model can be built from its config ({reason[:200]})") from error
+        raise ModelError(f"no model can be built from its config ({first_line(error)})") from error
     return model.eval().requires_grad_(False)
 
 
@@ -122,7 +121,7 @@ def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
     hooks = [
         module.register_forward_pre_hook(_track_positions, with_kwargs=True)
         for module in backbone.modules()
-        if "position_embeddings" in inspect.signature(module.forward).parameters
+        if POSITIONS in forward_signature(module).parameters
     ]
     try:
         with Tap(backbone, lambda call: calls.__setitem__(call.layer, call)):
@@ -134,30 +133,24 @@ def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
 
 def _track_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let gradients start at this module's position embeddings and nowhere before."""
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound = forward_signature(module).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         if isinstance(value, Tensor):
             bound.arguments[name] = value.detach()
-    embeddings = bound.arguments.get("position_embeddings")
+    embeddings = bound.arguments.get(POSITIONS)
     if isinstance(embeddings, Tensor):
-        bound.arguments["position_embeddings"] = embeddings.detach().clone().requires_grad_()
+        bound.arguments[POSITIONS] = embeddings.detach().clone().requires_grad_()
     elif isinstance(embeddings, tuple | list):
-        bound.arguments["position_embeddings"] = tuple(part.detach().clone().requires_grad_() for part in embeddings)
+        bound.arguments[POSITIONS] = tuple(part.detach().clone().requires_grad_() for part in embeddings)
     return bound.args, bound.kwargs
 
 
 def _confirmed(calls: dict[int, AttentionCall], config: Any) -> ProbedModel:
     layers = []
-    for layer, call in sorted(calls.items()):
-        attention, window = attention_kind(layer, call.sliding_window, config)
+    for _, call in sorted(calls.items()):
         rotary: Rotary = "rotary" if call.query.requires_grad else "nope"
-        layers.append(
-            LayerFacts(
-                layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], rotary, None, attention, window
-            )
-        )
-    n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
-    return ProbedModel(tuple(layers), n_layers, tuple(sorted({call.kernel for call in calls.values()})))
+        layers.append(replace(layer_facts(call, None, config), rotary=rotary, score_scale=None))
+    return ProbedModel.of(tuple(layers), calls, config, {})
 
 
 def _declared(config: Any) -> ProbedModel:

@@ -20,7 +20,7 @@ from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, t
 from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import ProbedModel, attention_kind, probe_model
 from qkscope.capture.tap import AttentionCall, StopForward, Tap
-from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
+from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError, first_line
 from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
@@ -127,7 +127,7 @@ def _named_after_documents(batch: Batch) -> Iterator[None]:
 
 
 def _batch_error(batch: Batch, error: Exception) -> BatchError:
-    what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    what = f"{type(error).__name__}: {first_line(error)}"
     if ran_out_of_memory(error):
         failure: BatchError = OutOfMemory(
             f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens"
@@ -144,11 +144,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether torch (or Python) could not get memory, on whichever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
-
-
-# What torch says without a type of its own: the host's allocator, and Apple's.
-_MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
+    # The host's allocator, and Apple's, raise errors of no type of their own.
+    signs = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def try_document(model: nn.Module, ids: NDArray[np.int64]) -> str | None:

@@ -1,7 +1,7 @@
 """GGUF files: the extra that reads them, and one parse for config, tokenizer and weights together.
 
 transformers parses the whole file each time it wants something of it, and each parse takes seconds. While
-`parsed_once` is open, what it asks for the same file again is the reader that it got the first time.
+`shared_gguf_reader` is open, what it asks for the same file again is the reader that it got the first time.
 """
 
 from __future__ import annotations

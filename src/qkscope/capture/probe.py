@@ -53,6 +53,18 @@ class ProbedModel:
     kernels: tuple[str, ...]
     unmeasured: Mapping[int, str] = field(default_factory=dict)  # why a rotary layer's rotation is not known
 
+    @classmethod
+    def of(
+        cls,
+        layers: tuple[LayerFacts, ...],
+        calls: Mapping[int, AttentionCall],
+        config: Any,
+        unmeasured: Mapping[int, str],
+    ) -> ProbedModel:
+        """What calls from these layers show of a model with this config."""
+        n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
+        return cls(layers, n_layers, tuple(sorted({call.kernel for call in calls.values()})), unmeasured)
+
     @property
     def gaps(self) -> tuple[int, ...]:
         """Layers without ordinary attention (linear attention, cross-attention without an image)."""
@@ -200,21 +212,15 @@ def _probe_from(
     calls: dict[int, AttentionCall], rotary: dict[int, int | None], rotations: Rotations, config: Any
 ) -> ProbedModel:
     layers = tuple(
-        replace(_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
+        replace(layer_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
         for layer in sorted(calls)
     )
-    declared = getattr(config, "num_hidden_layers", None)
-    n_layers = max(int(declared or 0), layers[-1].layer + 1)
     unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
-    return ProbedModel(
-        layers,
-        n_layers,
-        tuple(sorted({call.kernel for call in calls.values()})),
-        {layer: rotations.why(layer) for layer in unknown},
-    )
+    return ProbedModel.of(layers, calls, config, {layer: rotations.why(layer) for layer in unknown})
 
 
-def _facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
+def layer_facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
+    """The facts that a layer's attention call shows; its rotary coordinates are measured elsewhere."""
     attention, window = attention_kind(call.layer, call.sliding_window, config)
     return LayerFacts(
         layer=call.layer,
