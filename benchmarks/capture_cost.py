@@ -21,7 +21,7 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_config
 from qkscope.capture.collect import _Collector
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.capture.tap import Enough
+from qkscope.capture.tap import StopForward
 from qkscope.moments.moments import Moments
 
 VARIANTS = ("plain", "sums", "sums, also at rest")
@@ -57,7 +57,7 @@ class Capture:
         else:
             for collector in self._collectors[1:]:
                 collector.start(batch)
-            with open_tap(self.model, partial(self._observe, variant_of), "post_rope"), suppress(Enough):
+            with open_tap(self.model, partial(self._observe, variant_of), "post_rope"), suppress(StopForward):
                 run_backbone(self.model, torch.from_numpy(batch.ids))
         self._marks.append(now())
         return np.diff(self._marks, axis=0)
@@ -92,7 +92,7 @@ class Capture:
         self._collectors[variant].observe(call)
         self.in_tap[call.layer] = now() - begun
         if call.layer == self.last:
-            raise Enough
+            raise StopForward
 
 
 def whole_passes(capture: Capture, batches) -> np.ndarray:

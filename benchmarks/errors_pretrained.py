@@ -15,7 +15,7 @@ from qkscope.lenses.pca import HeadComponents, head_components, matched_componen
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.moments.second import SecondMoments, Statistics
+from qkscope.moments.second_moments import SecondMoments, Statistics
 from qkscope.stats.jackknife import jackknife_error
 
 ROOT = Path(__file__).parent.parent

@@ -140,15 +140,15 @@ def tap() -> None:
             moments.add(layer, q, k)
 
     def first(pivot_tokens):
-        kept, pivot.PIVOT_TOKENS = pivot.PIVOT_TOKENS, pivot_tokens
+        kept, first_batch.PIVOT_TOKENS = first_batch.PIVOT_TOKENS, pivot_tokens
         document(Moments(not_at_rest, facts))
-        pivot.PIVOT_TOKENS = kept
+        first_batch.PIVOT_TOKENS = kept
 
     later = {layout: Moments(layout, facts) for layout in (not_at_rest, at_rest)}
     whole = replace(not_at_rest, edges=(0, *not_at_rest.edges[2:]))  # position 0 among the others
     later[whole] = Moments(whole, facts)
     for moments in later.values():
-        while moments.tokens()[0] <= on_host.FLOAT64_TOKENS:
+        while moments.tokens()[0] <= host_arithmetic.FLOAT64_TOKENS:
             document(moments)
     compare(
         "one document's 30 layers",
@@ -202,11 +202,11 @@ def accuracy() -> None:
         print(what, ", ".join(f"{name} {value:.1e}" for name, value in off.items()))
 
     exact = table(torch.float64)
-    for start in (on_host.FLOAT64_TOKENS, 0):
+    for start in (host_arithmetic.FLOAT64_TOKENS, 0):
         for block in (16, 32, 64, 128):
-            on_host.FLOAT64_TOKENS, on_host.BLOCK_TOKENS = start, block
+            host_arithmetic.FLOAT64_TOKENS, host_arithmetic.BLOCK_TOKENS = start, block
             show(f"first {start} tokens float64, then blocks of {block}:", table(torch.float32))
-    on_host.FLOAT64_TOKENS, on_host.BLOCK_TOKENS, workspace.BLOCKS_IN_FLOAT32 = 0, 32, 64
+    host_arithmetic.FLOAT64_TOKENS, host_arithmetic.BLOCK_TOKENS, host_arithmetic.BLOCKS_IN_FLOAT32 = 0, 32, 64
     for together in (1, 2, 4):
         found = table(torch.float32, together)
         show(f"no float64 start, blocks of 32, {together} documents added up in float32:", found)

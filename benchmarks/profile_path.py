@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 from common import BENCH_PYTHON, ROOT, WORK
 
-# The innermost of these decides; frames look like "add (qkscope/moments/on_host.py:40)".
+# The innermost of these decides; frames look like "add (qkscope/moments/host_arithmetic.py:40)".
 PARTS = {
-    "centre (qkscope/moments/workspace.py": "tap: centring",
-    "run (qkscope/moments/workspace.py": "tap: products",
+    "centre (qkscope/moments/host_arithmetic.py": "tap: centring",
+    "run (qkscope/moments/host_arithmetic.py": "tap: products",
     "_add_squares (": "tap: adding to the sums",
     "_add_to_group (": "tap: adding to the sums",
-    "add (qkscope/moments/on_host.py": "tap: adding to the sums",
+    "add (qkscope/moments/host_arithmetic.py": "tap: adding to the sums",
     "_add_unrotated (": "tap: sums at rest",
-    "spaced (qkscope/moments/on_host.py": "tap: sums at rest",
     "coarse_mean (": "tap: choosing the pivot",
-    "see (qkscope/capture/tap.py": "tap: the rest",
+    "observe (qkscope/capture/tap.py": "tap: the rest",
     "probe_model (": "probe",
     "to_host (": "moving the sums to the host",
     "qk_table (": "analysis",

@@ -106,7 +106,7 @@ def halves_rotation(width: int) -> Rotation:
 def past_the_start(layout: Layout, facts: list[LayerFacts], q: Tensor, k: Tensor) -> Moments:
     """Moments whose products are float32 from now on, workspace in place."""
     moments = Moments(layout, facts)
-    while moments.tokens()[0] <= on_host.FLOAT64_TOKENS:
+    while moments.tokens()[0] <= host_arithmetic.FLOAT64_TOKENS:
         moments.add(0, q, k)
     return moments
 

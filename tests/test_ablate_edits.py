@@ -118,9 +118,9 @@ class Outputs(EditTap):
         super().__init__(*given)
         self.found = {}
 
-    def returned(self, module, args, kwargs, output):
+    def replace_output(self, module, args, kwargs, output):
         self.found[module.layer_idx, "before"] = output[0][0].clone()
-        changed = super().returned(module, args, kwargs, output)
+        changed = super().replace_output(module, args, kwargs, output)
         self.found[module.layer_idx, "after"] = changed[0][0]
         self.found[module.layer_idx, "call"] = (args, kwargs)
         return changed

@@ -9,7 +9,7 @@ import yaml
 from matplotlib.lines import Line2D
 
 from families import tiny
-from qkscope.capture.identity import attention_hashes, count_parameters
+from qkscope.capture.fingerprint import attention_hashes, count_parameters
 from qkscope.draw import style
 from qkscope.errors import StudyError
 from qkscope.lenses.at_window import build_tables

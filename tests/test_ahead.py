@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from qkscope.capture import ahead as near
+from qkscope.capture import hub
 from qkscope.capture.source import find_source
 from qkscope.errors import ModelError
 from qkscope.run import runner
@@ -33,7 +33,7 @@ class Waiting(Events):
 @pytest.fixture
 def read(monkeypatch):
     """What is read through, and an event that says when the first file was."""
-    names, happened, plain = [], threading.Event(), near.read_through
+    names, happened, plain = [], threading.Event(), ahead.read_through
 
     def reading(paths, enough):
         size = plain(paths, threading.Event())  # all of it, however soon the checkpoint is loaded
@@ -42,7 +42,7 @@ def read(monkeypatch):
         happened.set()
         return size
 
-    monkeypatch.setattr(near, "read_through", reading)
+    monkeypatch.setattr(ahead, "read_through", reading)
     return names, happened
 
 
@@ -62,7 +62,7 @@ def test_what_fails_ahead_is_told_where_the_checkpoint_is_loaded(world, tmp_path
         tried.set()
         raise OSError("no route to host")
 
-    monkeypatch.setattr(near, "fetch_weights", fails)
+    monkeypatch.setattr(hub, "fetch_weights", fails)
     waiting = Waiting(tried)
     out = run_study(world(), tmp_path / "out", waiting)
     assert waiting.order == ["happened", "finished one", "finished two"]
@@ -100,7 +100,7 @@ def test_weights_that_vanish_are_the_same_error_as_ever(world, tmp_path, checkpo
 
 def test_nothing_is_read_that_memory_has_no_room_for(checkpoints, monkeypatch):
     read = []
-    monkeypatch.setattr(near, "read_through", lambda paths, enough: read.append(paths))
+    monkeypatch.setattr(ahead, "read_through", lambda paths, enough: read.append(paths))
     source = find_source(str(checkpoints / "long"), None, checkpoints)
     size = (checkpoints / "long/model.safetensors").stat().st_size
     for free, expected in ((runner.SPARE_MEMORY + size - 1, 0), (runner.SPARE_MEMORY + size, 1)):
@@ -119,7 +119,7 @@ def test_one_checkpoint_at_a_time_and_none_twice(checkpoints, monkeypatch):
         go_on.wait()
         return []
 
-    monkeypatch.setattr(near, "fetch_weights", fetch)
+    monkeypatch.setattr(hub, "fetch_weights", fetch)
     short, long = (find_source(str(checkpoints / name), None, checkpoints) for name in ("short", "long"))
     bringing = Prefetch()
     for source in (short, short, long):  # the third while the first is on its way
@@ -133,12 +133,12 @@ def test_one_checkpoint_at_a_time_and_none_twice(checkpoints, monkeypatch):
 
 
 def test_reading_stops_when_it_is_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(near, "CHUNK", 10)
+    monkeypatch.setattr(ahead, "CHUNK", 10)
     (tmp_path / "a").write_bytes(bytes(95))
     enough = threading.Event()
-    assert near.read_through([tmp_path / "a", tmp_path / "a"], enough) == 190
+    assert ahead.read_through([tmp_path / "a", tmp_path / "a"], enough) == 190
     enough.set()
-    assert near.read_through([tmp_path / "a"], enough) == 0
+    assert ahead.read_through([tmp_path / "a"], enough) == 0
 
 
 def test_workers_are_told_of_different_checkpoints_and_get_what_they_were_told_of():

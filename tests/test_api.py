@@ -11,7 +11,7 @@ from transformers import BatchEncoding
 
 import qkscope
 from families import tiny, tokens
-from qkscope.capture.hub import needs_code
+from qkscope.capture.hub import needs_remote_code
 from qkscope.capture.source import ModelSource
 from qkscope.errors import DocumentFailure, InputError
 from qkscope.files import writing
@@ -213,7 +213,7 @@ def refused_study():
 
 
 def refused_code():
-    raise needs_code(ModelSource("hub", "a/b"))
+    raise needs_remote_code(ModelSource("hub", "a/b"))
 
 
 @pytest.mark.parametrize("fail", [failure_of_writing, refused_study, refused_code])

@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 import qkscope
 from families import tiny
-from qkscope.capture.finite import require_finite_weights
+from qkscope.capture.probe import require_finite_weights
 from qkscope.cli.main import main
 from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
 from qkscope.results.left_out import leave_out, read_left_out, remove_left_out

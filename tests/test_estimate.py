@@ -36,7 +36,8 @@ from qkscope.cost.estimate import (
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
-from qkscope.moments.placing import PIECE_TOKENS
+from qkscope.moments.placement import PIECE_TOKENS
+from qkscope.moments.running_sums import RunningSums
 from qkscope.moments.sizes import predict_sizes
 from qkscope.moments.state import State
 from qkscope.results.folder import shard_path
@@ -244,8 +245,8 @@ def test_the_share_of_float64_products_is_that_of_a_real_shard():
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
     made = []
-    start = State.__init__
-    monkeypatch.setattr(State, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    start = RunningSums.__init__
+    monkeypatch.setattr(RunningSums, "__init__", lambda self, *a, **k: (made.append(self), start(self, *a, **k))[1])
     model = tiny("llama")
     layout = Layout(bucket_edges(LENGTH, 4), 2)
     batch = make_batch(list(tokens(ROWS, LENGTH).numpy()), [0, 1, 0], list("abc"), [0, 1, 2])

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from qkscope.capture.gguf import parsed_once
+from qkscope.capture.gguf import shared_gguf_reader
 from qkscope.capture.load import load_tokenizer
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
@@ -151,7 +151,7 @@ def test_a_gguf_file_is_read_as_its_own_library_reads_it_but_not_through_a_memor
     """Each slice of a numpy.memmap runs Python code, and a vocabulary takes a million slices."""
     write_gguf(tmp_path / "a.gguf")
     theirs = gguf.GGUFReader(tmp_path / "a.gguf")
-    with parsed_once("a.gguf"):
+    with shared_gguf_reader("a.gguf"):
         ours = gguf.GGUFReader(tmp_path / "a.gguf")
     assert list(ours.fields) == list(theirs.fields)
     for name, field in theirs.fields.items():
@@ -161,7 +161,7 @@ def test_a_gguf_file_is_read_as_its_own_library_reads_it_but_not_through_a_memor
     assert isinstance(theirs.data, np.memmap)  # else there is nothing to avoid any more
     assert type(ours.data) is np.ndarray
     assert not ours.data.flags.owndata  # nothing was copied
-    with parsed_once("a.gguf"), parsed_once("a.gguf"):
+    with shared_gguf_reader("a.gguf"), shared_gguf_reader("a.gguf"):
         assert gguf.GGUFReader(tmp_path / "a.gguf") is ours
 
 

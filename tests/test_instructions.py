@@ -18,7 +18,7 @@ import qkscope
 sys.modules["qkscope.lenses"] = types.ModuleType("qkscope.lenses")
 sys.modules["qkscope.lenses"].__path__ = [os.path.join(qkscope.__path__[0], "lenses")]
 from qkscope.lenses.pca import head_components
-from qkscope.moments.second import SecondMoments, triangle
+from qkscope.moments.second_moments import SecondMoments, triangle
 
 heads, width, buckets = {HEADS}, {WIDTH}, {BUCKETS}
 rng = np.random.default_rng(0)

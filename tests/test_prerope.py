@@ -12,7 +12,7 @@ from families import FAMILIES, tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.capture.prerope import PreRopeTap, open_tap, prove_pre_rope
-from qkscope.capture.replay import half_turn, no_turn
+from qkscope.capture.replay import half_turn, no_rotation
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout
@@ -236,7 +236,7 @@ def test_positions_that_never_rest_are_refused():
 @pytest.mark.parametrize("embeddings", [torch.ones(1, 4, 8), (torch.ones(1, 4, 8),) * 3, {"full": 1}])
 def test_embeddings_of_an_unknown_form_are_refused(embeddings):
     with pytest.raises(CaptureError, match=r"neither \(cos, sin\) nor complex"):
-        no_turn(embeddings)
+        no_rotation(embeddings)
 
 
 def test_an_unknown_stage_is_refused():
@@ -286,15 +286,15 @@ def test_one_rotation_for_several_layers_is_refused():
 def test_rest_and_half_turn_by_hand():
     # Two tokens, three planes of which the last never turns; a scale of 2 in cos and sin.
     cos, sin = torch.tensor([[[2.0, 2.0, 2.0], [0.0, 1.25, 2.0]]]), torch.tensor([[[0.0, 0.0, 0.0], [2.0, 1.5, 0.0]]])
-    rest = no_turn((cos, sin))
+    rest = no_rotation((cos, sin))
     assert torch.equal(rest[0], torch.full((1, 2, 3), 2.0))
     assert torch.equal(rest[1], torch.zeros(1, 2, 3))
     turned = half_turn((cos, sin))
     assert turned[0].tolist() == [[[-2.0, -2.0, 2.0], [0.0, -1.25, 2.0]]]
     assert turned[1].tolist() == [[[0.0, 0.0, 0.0], [-2.0, -1.5, 0.0]]]
-    swapped = no_turn((sin, cos))
+    swapped = no_rotation((sin, cos))
     assert torch.equal(swapped[0], rest[1])
-    together = no_turn(torch.complex(cos, sin))
+    together = no_rotation(torch.complex(cos, sin))
     assert torch.equal(together, torch.full((1, 2, 3), 2.0 + 0.0j))
     assert torch.equal(half_turn(torch.complex(cos, sin)), torch.complex(*turned))
 

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from families import FAMILIES, tiny, tokens
-from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import evaluation, text_backbone
 from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
-from qkscope.capture.rotation import measure_rotations, probed_positions
+from qkscope.capture.rotation import angles_of, measure_rotations, probed_positions
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.moments.unrotate import turn
+from qkscope.moments.unrotate import rotate
 from test_capture_reference import rope_of
 
 KNOWN = {family.name: family for family in FAMILIES}
@@ -303,8 +302,8 @@ def assert_turned(model, probe, ids, rtol, **inputs):
         for after, before in zip(rotated, unrotated, strict=True):
             close = rtol * float(before.abs().max())
             assert float((after - before).abs().max()) > 1e4 * close  # there is something to turn back
-            torch.testing.assert_close(turn(after, facts.rotation, at, back=True), before, rtol=0, atol=close)
-            torch.testing.assert_close(turn(before, facts.rotation, at), after, rtol=0, atol=close)
+            torch.testing.assert_close(rotate(after, facts.rotation, at, back=True), before, rtol=0, atol=close)
+            torch.testing.assert_close(rotate(before, facts.rotation, at), after, rtol=0, atol=close)
 
 
 @pytest.mark.parametrize("family", ROTATING)
@@ -345,7 +344,7 @@ def test_any_tokens_are_turned_by_the_definition(dtype):
     vectors = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
     positions = np.array([7, 0, 39, 7, 2])
     for back, sign in ((True, -1), (False, 1)):
-        got = turn(vectors, ROTATION, positions, back)
+        got = rotate(vectors, ROTATION, positions, back)
         assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         close = 1e-14 if dtype == torch.float64 else 1e-6
         torch.testing.assert_close(got.double(), turned_by_hand(vectors, [positions] * 2, sign), rtol=0, atol=close)

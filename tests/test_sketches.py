@@ -19,9 +19,9 @@ from qkscope.lenses.position import DOUBLINGS
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.file import _checksum
+from qkscope.moments.first_batch import leading
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.pilot import leading
 from qkscope.stats.jackknife import jackknife_error
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

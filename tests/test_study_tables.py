@@ -13,10 +13,10 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.base import HeadTable, Lens, Measure, StudyBuild, StudyTable
 from qkscope.lenses.registry import register, with_lens
 from qkscope.moments import file as whole_file
+from qkscope.moments.file import PreRopeFile
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import before_rotation
-from qkscope.moments.rest import RestFile
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_folder
@@ -113,7 +113,7 @@ def path(tmp_path):
 def test_what_was_before_rotation_is_read_without_the_rest(path, monkeypatch):
     loaded = Moments.load(path)
     monkeypatch.setattr(whole_file, "load_moments", None)
-    rest = RestFile(path)
+    rest = PreRopeFile(path)
     assert (rest.layout, rest.layers, rest.provenance) == (loaded.layout, loaded.layers, loaded.provenance)
     found = rest.layer(1)
     for kind in ("q", "k"):
@@ -134,14 +134,14 @@ def test_numbers_that_are_none_are_refused_where_they_are_read(path):
         about = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
     arrays["1.k.unrotated.x"][0, 1, 0] = np.nan
     save_file(arrays, path, metadata=about)
-    rest = RestFile(path)
+    rest = PreRopeFile(path)
     with pytest.raises(MomentsFileError, match=r"a.safetensors: 1.k holds values that are not numbers"):
         rest.layer(1)
     shutil.copyfile(path, path.with_name("b.safetensors"))
     with path.open("r+b") as file:
         file.truncate(100)
     with pytest.raises(MomentsFileError, match=r"a.safetensors: "):
-        RestFile(path)
+        PreRopeFile(path)
 
 
 def test_a_layout_without_common_window_reads_the_same(tmp_path):
@@ -149,5 +149,5 @@ def test_a_layout_without_common_window_reads_the_same(tmp_path):
     x = np.arange(16.0).reshape(1, 1, 8, 2)
     moments.add(0, x, x)
     moments.save(tmp_path / "m.safetensors")
-    found = before_rotation(RestFile(tmp_path / "m.safetensors").layer(0).unrotated["q"], slice(0, 1))
+    found = before_rotation(PreRopeFile(tmp_path / "m.safetensors").layer(0).unrotated["q"], slice(0, 1))
     np.testing.assert_allclose(found.mean, x[:, 0, 1:].mean(axis=1))  # all but position 0

@@ -1,6 +1,5 @@
 """The tap: it fires, it comes off, it refuses what it cannot tell apart."""
 
-import inspect
 import pickle
 import threading
 
@@ -134,13 +133,6 @@ def test_the_model_runs_without_cache_and_without_logits():
     probe_model(model)
     assert all(kwargs["use_cache"] is False for kwargs in used if "use_cache" in kwargs)
     assert any("use_cache" in kwargs for kwargs in used)
-
-
-def test_the_lookup_keeps_its_signature_while_tapped():
-    backbone = text_backbone(tiny("llama"))
-    with Tap(backbone, lambda call: None):
-        assert AttentionInterface.get_interface is not ORIGINAL
-        assert inspect.signature(AttentionInterface.get_interface) == inspect.signature(ORIGINAL)
 
 
 # -- compiled models --------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import qkscope
 from families import tiny, tokens
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
+from qkscope.moments.host_sums import concatenate_heads
 from qkscope.moments.layout import capture_layout
-from qkscope.moments.moments import Moments, beside
+from qkscope.moments.moments import Moments
 from qkscope.train import Probe
 from qkscope.train.callback import choose_every
 from qkscope.train.cost import Cost
@@ -113,7 +114,7 @@ def test_heads_of_two_ranks_side_by_side_are_those_of_one():
     halves = [Moments(layout, [LayerFacts(0, q_heads=2, kv_heads=1, head_dim=8)]) for _ in range(2)]
     for rank, half in enumerate(halves):
         half.add(0, queries[:, 2 * rank : 2 * rank + 2], keys[:, rank : rank + 1], groups=groups)
-    sums = {0: beside([half.layer_moments(0) for half in halves])}
+    sums = {0: concatenate_heads([half.layer_moments(0) for half in halves])}
     joined = Moments.from_layers(layout, whole.layers.values(), sums, {}, whole.documents)
     pd.testing.assert_frame_equal(qkscope.analyze(joined), qkscope.analyze(whole))
     with pytest.raises(AssertionError):

@@ -12,7 +12,7 @@ import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.at_window import build_tables
-from qkscope.moments.file import as_stored
+from qkscope.moments.file import round_as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder
 from qkscope.train.folder import scalars_of
@@ -61,7 +61,7 @@ def test_rows_are_those_of_each_step_alone(grown):
     found = pd.read_csv(grown / "qk.csv")
     assert list(dict.fromkeys(found["model"])) == ["step-0", "step-20", "step-100"]
     for step in (0, 20, 100):
-        alone = qkscope.analyze(as_stored(sums(step)), model=f"step-{step}")
+        alone = qkscope.analyze(round_as_stored(sums(step)), model=f"step-{step}")
         rows = found[found["model"] == f"step-{step}"].reset_index(drop=True)
         np.testing.assert_allclose(rows["r_q"], alone["r_q"], rtol=0, atol=1e-12)
         np.testing.assert_allclose(rows["r_k_se"], alone["r_k_se"], rtol=0, atol=1e-12)

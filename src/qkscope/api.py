@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from qkscope.ablate.in_memory import AblationTables
     from qkscope.capture.collect import Batch
+    from qkscope.documents.windows import Window
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
-    from qkscope.moments.windows import Window
     from qkscope.report.loaded import StudyResults
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
@@ -57,8 +57,8 @@ def capture_moments(
     """
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
+    from qkscope.documents.windows import warn_of_copies
     from qkscope.moments.sizes import FEW_GROUPS, default_groups
-    from qkscope.moments.windows import noting_copies
 
     require_stage(stage)
     if progress is not None and not callable(progress):
@@ -74,7 +74,7 @@ def capture_moments(
             layout = replace(layout, groups=default_groups(len(known), [(layout, probe.layers)]))
         return collect_moments(
             model,
-            _batches(noting_copies(ids, context), layout, batch_size),
+            _batches(warn_of_copies(ids, context), layout, batch_size),
             layout,
             probe=probe,
             stage=stage,
@@ -98,7 +98,7 @@ def require_stage(stage: Any) -> None:
 def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
     """The windows as ids that the model has, and how many positions of them are summed."""
     from qkscope.capture.backbone import model_limits
-    from qkscope.moments.windows import read_windows
+    from qkscope.documents.windows import read_windows
 
     vocabulary, positions = model_limits(model)
     ids: Iterable[Window] = read_windows(windows, vocabulary)
@@ -169,7 +169,7 @@ def token_windows(
     Texts with the same first tokens give one window, with a warning: copies would make standard errors too small.
     """
     from qkscope.documents.encode import Encoder
-    from qkscope.moments.windows import distinct_windows
+    from qkscope.documents.windows import distinct_windows
 
     context = whole_argument("context", context, 2, LONGEST)
     if special_tokens not in ("default", "none", "bos"):
@@ -318,7 +318,7 @@ def predict(
     """
     from qkscope.lenses.rope.ask import Question, answer, head_rows
     from qkscope.lenses.rope.extrapolate import extrapolate, with_base
-    from qkscope.moments.rest import RestFile
+    from qkscope.moments.file import PreRopeFile
 
     if not isinstance(moments, PathLike | str):
         raise InputError(f"predict takes the path of a moments file or results folder, not {type(moments).__name__}")
@@ -329,6 +329,6 @@ def predict(
     if Path(moments).is_dir():
         question = Question(window, None if rope_theta is None else {None: float(rope_theta)})
         return head_rows(answer(Path(moments), (), question, skip or None))
-    file = RestFile(Path(moments))
+    file = PreRopeFile(Path(moments))
     rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
     return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

@@ -14,20 +14,20 @@ AttentionKind = Literal["full", "sliding", "chunked"]
 Stage = Literal["post_rope", "pre_rope"]  # where queries and keys are taken
 
 # Bounds of what a file may claim, far above any model: what is larger is damage, and must not be allocated.
-MOST_LAYERS, MOST_HEADS, WIDEST_HEAD = 10_000, 10_000, 4096
+MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM = 10_000, 10_000, 4096
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """What RoPE does to a head: the planes that turn, and how fast.
+    """What RoPE does to a head: the planes that it rotates, and how fast.
 
     By an angle a, the plane (first, second) goes to (first cos a - second sin a, second cos a + first sin a); at
     position t, a is t times the plane's angle. Coordinates in no plane stay as they are.
     """
 
     pairs: tuple[tuple[int, int], ...]  # coordinates (first, second) of each plane
-    angles: tuple[float, ...]  # radians per token, one per plane, above 0: a plane that turns back is listed reversed
-    scale: float = 1.0  # the factor that is in cos and sin beside the rotation (YaRN's attention factor)
+    angles: tuple[float, ...]  # radians per token, one per plane, above 0: the order of a pair gives the direction
+    scale: float = 1.0  # the factor in cos and sin in addition to the rotation (YaRN's attention factor)
 
     def __post_init__(self) -> None:
         used = [coordinate for pair in self.pairs for coordinate in pair]
@@ -46,13 +46,15 @@ class Rotation:
         if not isinstance(stored, Mapping) or set(stored) != {"pairs", "angles", "scale"}:
             raise ValueError("a rotation should have pairs, angles and scale")
         pairs, angles, scale = stored["pairs"], stored["angles"], stored["scale"]
-        if not all(isinstance(part, list) and len(part) <= WIDEST_HEAD // 2 for part in (pairs, angles)):
-            raise ValueError(f"a rotation's pairs and angles should be lists of at most {WIDEST_HEAD // 2}")
+        if not all(isinstance(part, list) and len(part) <= MAX_HEAD_DIM // 2 for part in (pairs, angles)):
+            raise ValueError(f"a rotation's pairs and angles should be lists of at most {MAX_HEAD_DIM // 2}")
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             raise ValueError("each of a rotation's pairs should be two coordinates")
         if not all(isinstance(number, float) for number in (*angles, scale)):
             raise ValueError("a rotation's angles and scale should be floating-point numbers")
-        planes = [[whole_number(coordinate, "a coordinate", WIDEST_HEAD - 1) for coordinate in pair] for pair in pairs]
+        planes = [
+            [require_integer(coordinate, "a coordinate", MAX_HEAD_DIM - 1) for coordinate in pair] for pair in pairs
+        ]
         return cls(tuple((first, second) for first, second in planes), tuple(angles), scale)
 
 
@@ -99,14 +101,14 @@ class LayerFacts:
     def from_json(cls, stored: Any) -> LayerFacts:
         """The facts that a file claims; ValueError where a number is none, or beyond any model."""
         names = {field.name for field in fields(cls)}
-        bounds = {"layer": MOST_LAYERS, "q_heads": MOST_HEADS, "kv_heads": MOST_HEADS, "head_dim": WIDEST_HEAD}
+        bounds = {"layer": MAX_LAYERS, "q_heads": MAX_HEADS, "kv_heads": MAX_HEADS, "head_dim": MAX_HEAD_DIM}
         if not isinstance(stored, Mapping) or not set(bounds) <= set(stored) <= names:
             raise ValueError(f"a layer should have {', '.join(bounds)} and nothing unknown")
         for name, most in bounds.items():
-            whole_number(stored[name], name, most)
+            require_integer(stored[name], name, most)
         for name in ("rotary_dims", "attention_window"):
             if stored.get(name) is not None:
-                whole_number(stored[name], name, 2**53)
+                require_integer(stored[name], name, 2**53)
         if not all(isinstance(stored.get(name, ""), str) for name in ("rotary", "attention")):
             raise ValueError("rotary and attention should be text")
         if not isinstance(stored.get("score_scale"), float | None):
@@ -115,7 +117,7 @@ class LayerFacts:
         return cls(**{**stored, "rotation": None if rotation is None else Rotation.from_json(rotation)})
 
 
-def whole_number(value: Any, name: str, most: int, least: int = 0) -> int:
+def require_integer(value: Any, name: str, most: int, least: int = 0) -> int:
     """The value, if it is an integer (neither 3.0 nor true) within bounds; else a ValueError that names it."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shown = repr(value) if isinstance(value, float | bool | str) else type(value).__name__

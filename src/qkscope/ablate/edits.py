@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qkscope.errors import InputError
 from qkscope.layers import Rotation
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""LoRA adapters as checkpoints: what a folder holds, which model it belongs to, and the two made one.
+"""LoRA adapters as checkpoints: recognize one, find its base model, merge the two.
 
 An adapter's config can ask for much more than a product of two small matrices. What is understood here is listed; an
 adapter that uses anything else is refused, because merging it without that would give another model than was trained.
@@ -34,9 +34,9 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).is_file()
 
 
-def base_named_by(folder: Path) -> tuple[str | None, str | None]:
+def require_base_name(folder: Path) -> tuple[str | None, str | None]:
     """The model that an adapter in a folder names as its base, and its revision; refuses what cannot be merged."""
-    named = named_base(folder)
+    named = read_base_name(folder)
     if not (folder / WEIGHTS).is_file():
         pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(PICKLES))
         also = f" (only {pickles[0]}, a pickle, which can run code when read)" if pickles else ""
@@ -45,7 +45,7 @@ def base_named_by(folder: Path) -> tuple[str | None, str | None]:
     return named
 
 
-def named_base(folder: Path) -> tuple[str | None, str | None]:
+def read_base_name(folder: Path) -> tuple[str | None, str | None]:
     """The same from the adapter's config alone, which is small: its matrices need not be there."""
     stated = _stated(folder)
     base, revision = stated.get("base_model_name_or_path"), stated.get("revision")
@@ -93,7 +93,7 @@ def adapter_files(folder: str) -> list[Path]:
     return [Path(folder) / ADAPTER, Path(folder) / WEIGHTS]
 
 
-def require_fit(folder: Path, model: Any) -> None:
+def require_adapter_fits(folder: Path, model: Any) -> None:
     """Refuse an adapter whose tensors do not fit a model (with its head) on torch's meta device; reads no weights."""
     try:
         wrapped = _wrapped(model, folder)
@@ -102,7 +102,7 @@ def require_fit(folder: Path, model: Any) -> None:
     _require_all_used(folder, wrapped)
 
 
-def merged(model: Any, folder: Path) -> Any:
+def merge_adapter(model: Any, folder: Path) -> Any:
     """The model (with its head) that an adapter was trained on, with the adapter's changes added to its weights."""
     peft = require_peft()
     try:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkscope.capture.config import text_part
 from qkscope.errors import CaptureError
 
 
 def text_backbone(model: nn.Module) -> nn.Module:
     """The module that turns token ids into hidden states: no language-model head, no vision tower."""
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     config = getattr(inner, "config", None)
     if config is None or not hasattr(inner, "get_decoder"):
         raise CaptureError(f"{type(inner).__name__} is not a transformers model; qkscope taps transformers' attention")
@@ -33,8 +34,7 @@ def text_backbone(model: nn.Module) -> nn.Module:
 
 def text_config(model: nn.Module) -> Any:
     """The backbone's own config (multimodal configs nest it)."""
-    config: Any = unwrapped(model).config
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return text_part(unwrap_model(model).config)
 
 
 def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
@@ -46,7 +46,7 @@ def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
     return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and compiled wrappers; refuses what splits it so that no rank has a head."""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):
         inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
@@ -64,7 +64,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def head_ranks(model: nn.Module) -> int:
     """Over how many ranks a tensor-parallel model splits its heads; 1 where each rank has all of them."""
-    ranks = getattr(unwrapped(model), "tp_size", None)
+    ranks = getattr(unwrap_model(model), "tp_size", None)
     return ranks if isinstance(ranks, int) else 1
 
 
@@ -87,7 +87,7 @@ def _is_flat_sharded(module: nn.Module) -> bool:
     return package is not None and isinstance(module, package.FullyShardedDataParallel)
 
 
-def compiled_parts(model: nn.Module) -> list[str]:
+def find_compiled(model: nn.Module) -> list[str]:
     """Names of modules that run as compiled graphs ('' is the model itself)."""
     return [
         name
@@ -98,7 +98,7 @@ def compiled_parts(model: nn.Module) -> list[str]:
     ]
 
 
-def uncompiled() -> AbstractContextManager[None]:
+def run_uncompiled() -> AbstractContextManager[None]:
     """While it is entered, what was compiled runs as it was written: a finished graph asks for no kernel."""
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
     # Without dynamo nothing has been compiled, and loading it takes seconds.
@@ -115,7 +115,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     model.eval()
     try:
         # Not inference mode: what a model fills on the way (RoPE caches, gathered weights) must be fit for training.
-        with torch.no_grad(), uncompiled(), _sharded_as_before(model):
+        with torch.no_grad(), run_uncompiled(), _sharded_as_before(model):
             yield
     finally:
         for module in training:
@@ -139,7 +139,7 @@ def _sharded_as_before(model: nn.Module) -> Iterator[None]:
     if set(sharded) <= set(backbone.modules()) or backbone in _WHOLE:
         yield
         return
-    _WHOLE[backbone] = unwrapped(model)
+    _WHOLE[backbone] = unwrap_model(model)
     try:
         yield
     finally:

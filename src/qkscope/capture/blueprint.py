@@ -6,18 +6,18 @@ queries depend on the position embeddings, which autograd knows without computin
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import text_backbone, text_config
-from qkscope.capture.probe import ProbedModel, attention_kind, never_called_message
+from qkscope.capture.backbone import forward_signature, text_backbone, text_config
+from qkscope.capture.probe import ProbedModel, attention_kind, layer_facts, never_called_message
+from qkscope.capture.replay import POSITIONS
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError, ModelError
+from qkscope.errors import CaptureError, ModelError, first_line
 from qkscope.layers import LayerFacts, Rotary
 
 TOKENS = 8
@@ -29,7 +29,7 @@ class WeightCounts:
 
     embedding: int  # the table of token embeddings
     active: int  # multiplied with each token: matrices, of routed experts only as many as a token visits
-    head: int  # stored beside the backbone but never loaded: an untied language-model head
+    head: int  # stored with the backbone but never loaded: an untied language-model head
     hidden: int  # width of the residual stream
     inner: int  # width of the feed-forward layer that a token passes
 
@@ -46,7 +46,7 @@ class Blueprint:
 
 def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     """Layers, heads and windows that `config` will have; refuses a model that never calls in."""
-    model = on_meta(config, trust_remote_code)
+    model = build_on_meta(config, trust_remote_code)
     parameters, weights = sum(parameter.numel() for parameter in model.parameters()), _weights(model)
     calls: dict[int, AttentionCall] = {}
     try:
@@ -67,7 +67,7 @@ def _weights(model: nn.Module) -> WeightCounts:
     looked_up = {name for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
     share, active = _visited_share(config), 0.0
     for name, parameter in backbone.named_parameters():  # a vision tower is loaded but does not run
-        # Vectors (norms, biases) are added or multiplied element by element: nothing beside a matrix.
+        # Vectors (norms, biases) are added or multiplied element by element: negligible next to a matrix.
         if parameter.dim() > 1 and name.rpartition(".")[0] not in looked_up:
             active += parameter.numel() * (share if "experts" in name.split(".") else 1.0)
     hidden = int(table.shape[1])
@@ -98,20 +98,19 @@ def _first(config: Any, *names: str) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
+def build_on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
     """The model of a config, as shapes; without its language-model head unless asked."""
     from transformers import AutoModel, AutoModelForCausalLM
 
     # Half precision: some expert kernels accept nothing else, and on the meta device it costs nothing.
     try:
         with torch.device("meta"):
-            # A copy: from_config writes the dtype into the config, which is later asked what the checkpoint's own is.
+            # A copy: from_config writes the dtype into the config, from which the checkpoint's own dtype is read later.
             copy = deepcopy(config)
             kind = AutoModelForCausalLM if head else AutoModel
             model = kind.from_config(copy, dtype=torch.bfloat16, trust_remote_code=trust_remote_code)
     except Exception as error:  # sizes that do not fit each other, in whatever way this architecture notices
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"no model can be built from its config ({reason[:200]})") from error
+        raise ModelError(f"no model can be built from its config ({first_line(error)})") from error
     return model.eval().requires_grad_(False)
 
 
@@ -122,7 +121,7 @@ def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
     hooks = [
         module.register_forward_pre_hook(_track_positions, with_kwargs=True)
         for module in backbone.modules()
-        if "position_embeddings" in inspect.signature(module.forward).parameters
+        if POSITIONS in forward_signature(module).parameters
     ]
     try:
         with Tap(backbone, lambda call: calls.__setitem__(call.layer, call)):
@@ -134,30 +133,24 @@ def _run_shapes(backbone: Any, calls: dict[int, AttentionCall]) -> None:
 
 def _track_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let gradients start at this module's position embeddings and nowhere before."""
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    bound = forward_signature(module).bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         if isinstance(value, Tensor):
             bound.arguments[name] = value.detach()
-    embeddings = bound.arguments.get("position_embeddings")
+    embeddings = bound.arguments.get(POSITIONS)
     if isinstance(embeddings, Tensor):
-        bound.arguments["position_embeddings"] = embeddings.detach().clone().requires_grad_()
+        bound.arguments[POSITIONS] = embeddings.detach().clone().requires_grad_()
     elif isinstance(embeddings, tuple | list):
-        bound.arguments["position_embeddings"] = tuple(part.detach().clone().requires_grad_() for part in embeddings)
+        bound.arguments[POSITIONS] = tuple(part.detach().clone().requires_grad_() for part in embeddings)
     return bound.args, bound.kwargs
 
 
 def _confirmed(calls: dict[int, AttentionCall], config: Any) -> ProbedModel:
     layers = []
-    for layer, call in sorted(calls.items()):
-        attention, window = attention_kind(layer, call.sliding_window, config)
+    for _, call in sorted(calls.items()):
         rotary: Rotary = "rotary" if call.query.requires_grad else "nope"
-        layers.append(
-            LayerFacts(
-                layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], rotary, None, attention, window
-            )
-        )
-    n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
-    return ProbedModel(tuple(layers), n_layers, tuple(sorted({call.kernel for call in calls.values()})))
+        layers.append(replace(layer_facts(call, None, config), rotary=rotary, score_scale=None))
+    return ProbedModel.of(tuple(layers), calls, config, {})
 
 
 def _declared(config: Any) -> ProbedModel:

@@ -19,8 +19,8 @@ from torch import nn
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.prerope import open_tap, prove_pre_rope
 from qkscope.capture.probe import ProbedModel, attention_kind, probe_model
-from qkscope.capture.tap import AttentionCall, Enough, Tap
-from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError
+from qkscope.capture.tap import AttentionCall, StopForward, Tap
+from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError, first_line
 from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
@@ -78,12 +78,11 @@ def collect_moments(
     on_call: OnCall | None = None,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
-    """Every head's moments over all batches, after or before rotation; `done` hears of each finished batch.
+    """Every head's moments over all batches, after or before rotation.
 
-    Layers behind `last_layer` are left out, and not run.
-    `choose_positions` gives the positions that a layer sums of a batch, -1 for tokens that a sample leaves out (by
-    default all are summed);
-    `on_call` is shown every attention call as well.
+    Layers behind `last_layer` are left out, and not run. `choose_positions` gives the positions that a layer sums of a
+    batch, -1 for tokens that a sample leaves out (by default all are summed). `on_call` is called with every attention
+    call, `done` with every finished batch.
     """
     probed = probe or probe_model(model, context=layout.context)
     layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]
@@ -96,7 +95,7 @@ def collect_moments(
         tap.last = frozenset(moments.layers) if can_stop_early(model) else None
         for batch in batches:
             collector.start(batch)
-            with _blamed_on(batch):
+            with _named_after_documents(batch):
                 _run(backbone, batch, collector)
             done(batch)
     _require_all_called(tap, layers)
@@ -107,17 +106,17 @@ def collect_moments(
 def _run(backbone: nn.Module, batch: Batch, collector: _Collector) -> None:
     """One forward pass as far as it is needed; what a device saw that is not finite is looked for by a second one."""
     ids = torch.from_numpy(batch.ids)
-    with suppress(Enough):
+    with suppress(StopForward):
         run_backbone(backbone, ids, collector.mask)
-    if collector.moments.flagged():
+    if collector.moments.has_non_finite():
         collector.locating = True
-        with suppress(Enough):
+        with suppress(StopForward):
             run_backbone(backbone, ids, collector.mask)
         raise CaptureError("sums on the device are not finite, though every query and key is: they overflow float32")
 
 
 @contextmanager
-def _blamed_on(batch: Batch) -> Iterator[None]:
+def _named_after_documents(batch: Batch) -> Iterator[None]:
     """Turn whatever a model raises into an error that says which documents it was given."""
     try:
         yield
@@ -128,7 +127,7 @@ def _blamed_on(batch: Batch) -> Iterator[None]:
 
 
 def _batch_error(batch: Batch, error: Exception) -> BatchError:
-    what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    what = f"{type(error).__name__}: {first_line(error)}"
     if ran_out_of_memory(error):
         failure: BatchError = OutOfMemory(
             f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens"
@@ -145,14 +144,12 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether torch (or Python) could not get memory, on whichever device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
+    # The host's allocator, and Apple's, raise errors of no type of their own.
+    signs = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-# What torch says without a type of its own: the host's allocator, and Apple's.
-_MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory")
-
-
-def try_alone(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
+def try_document(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
     """Why the model fails on this one window, or None if it does not."""
     backbone = text_backbone(model)
     try:

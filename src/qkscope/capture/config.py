@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from qkscope.capture.gguf import parsed_once
-from qkscope.capture.hub import explain, needs_code
+from qkscope.capture.gguf import shared_gguf_reader
+from qkscope.capture.hub import explain_failure, needs_remote_code
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import require_safe_config
 from qkscope.errors import ModelError, QkscopeWarning
 
-MISSING = object()
+MISSING = object()  # of a config that has no such key; a value may be None
 INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")  # change no number
 # Far above any model: a slip or a trap, which would be found only after minutes of building layers.
 MOST = {"num_hidden_layers": 4096, "num_attention_heads": 10_000, "num_key_value_heads": 10_000, "head_dim": 4096}
@@ -26,14 +26,14 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     from transformers import AutoConfig
 
     try:
-        with parsed_once(source.gguf_file):
+        with shared_gguf_reader(source.gguf_file):
             config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
     # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
     if not source.trust_remote_code and not type(config).__module__.startswith("transformers."):
-        raise needs_code(source)
-    _tell_unused_code(source, config)
+        raise needs_remote_code(source)
+    _warn_of_unused_code(source, config)
     require_safe_config(config, source)
     _refuse_fetched_kernels(source, config)
     for key, value in (overrides or {}).items():
@@ -41,14 +41,19 @@ def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None)
     return config
 
 
-def described(config: Any) -> str:
+def text_part(config: Any) -> Any:
+    """The config of the text backbone, which multimodal configs nest."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def config_text(config: Any) -> str:
     """A config as text, equal where nothing differs that changes a number."""
     relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
     return json.dumps(relevant, sort_keys=True, default=str)
 
 
-def _tell_unused_code(source: ModelSource, config: Any) -> None:
-    """Say that a checkpoint brings code of its own where transformers' class of that type is used instead."""
+def _warn_of_unused_code(source: ModelSource, config: Any) -> None:
+    """Warn where a checkpoint brings its own code and transformers' class of that type is used instead."""
     brought = getattr(config, "auto_map", None)
     if brought and not source.trust_remote_code:
         warnings.warn(
@@ -77,7 +82,7 @@ def _require_sane(config: Any) -> None:
         value = find_value(config, key)
         if isinstance(value, int | float) and not 0 <= value <= most:
             raise ModelError(f"the config has {key} {value!r}, which no model has (at most {most})")
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     _require_sane_rope({"rope_theta": getattr(text, "rope_theta", None)})
     _require_sane_rope(getattr(text, "rope_parameters", None))
 
@@ -114,41 +119,29 @@ def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = N
 
 
 def find_value(config: Any, key: str) -> Any:
-    """A config value wherever this transformers version keeps it: the text part, or its RoPE parameters.
+    """A config value wherever this transformers version keeps it (the text part, or its RoPE parameters), or MISSING.
 
-    Dotted keys descend. Where layer kinds have RoPE parameters of their own, the result maps kinds to values,
-    unless all agree.
+    Dotted keys descend. Where layer types have RoPE parameters of their own, the result maps types to values, unless
+    all agree.
     """
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     for holder in (text, config):
-        value = _descend(holder, key.split("."))
-        if value is not MISSING:
-            return value
-    return _rope_value(getattr(text, "rope_parameters", None), key)
-
-
-def _descend(holder: Any, parts: list[str]) -> Any:
-    for part in parts:
-        holder = holder.get(part, MISSING) if isinstance(holder, Mapping) else getattr(holder, part, MISSING)
-        if holder is MISSING:
-            return MISSING
-    return holder
-
-
-def _rope_value(rope: Any, key: str) -> Any:
+        for part in key.split("."):
+            holder = holder.get(part, MISSING) if isinstance(holder, Mapping) else getattr(holder, part, MISSING)
+        if holder is not MISSING:
+            return holder
+    rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, Mapping):
         return MISSING
     if key in rope:
         return rope[key]
-    per_kind = {kind: part[key] for kind, part in rope.items() if isinstance(part, Mapping) and key in part}
-    if not per_kind:
-        return MISSING
-    values = list(per_kind.values())
-    return values[0] if all(value == values[0] for value in values) else per_kind
+    by_type = {kind: part[key] for kind, part in rope.items() if isinstance(part, Mapping) and key in part}
+    values = list(by_type.values())
+    return by_type if any(value != values[0] for value in values) else next(iter(values), MISSING)
 
 
 def _override(config: Any, key: str, value: Any) -> None:
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     rope = getattr(text, "rope_parameters", None)
     try:
         if hasattr(text, key) and not callable(getattr(text, key)):

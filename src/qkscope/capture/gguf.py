@@ -1,7 +1,7 @@
 """GGUF files: the extra that reads them, and one parse for config, tokenizer and weights together.
 
 transformers parses the whole file each time it wants something of it, and each parse takes seconds. While
-`parsed_once` is open, what it asks for the same file again is the reader that it got the first time.
+`shared_gguf_reader` is open, what it asks for the same file again is the reader that it got the first time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def require_gguf_reader() -> None:
 
 
 @contextmanager
-def parsed_once(gguf_file: str | None) -> Iterator[None]:
+def shared_gguf_reader(gguf_file: str | None) -> Iterator[None]:
     """Let transformers parse each GGUF file once in this process; does nothing where there is no such file."""
     if gguf_file is None:
         yield
@@ -53,7 +53,7 @@ def parsed_once(gguf_file: str | None) -> Iterator[None]:
             gguf.GGUFReader = parse
 
 
-def begin_as_stated(tokenizer: Any, path: str) -> None:
+def apply_bos_setting(tokenizer: Any, path: str) -> None:
     """Let a tokenizer put the BOS token before a text, or not, as the file's header says: transformers does not ask it.
 
     A model that was trained with the token and reads without it predicts far worse, and nothing shows it.
@@ -90,7 +90,7 @@ def gguf_names(folder: str, file: str, model: Any) -> dict[str, str] | None:
     return None if None in names.values() else names
 
 
-def renamed(
+def rename_tensors(
     stored: Mapping[str, tuple[int, ...] | None], names: Mapping[str, str], model: Any
 ) -> dict[str, tuple[int, ...] | None]:
     """A file's tensors under the names of transformers; others keep their names, and unused ones are left out.
@@ -111,7 +111,7 @@ def renamed(
 def _read(folder: str, file: str) -> Any:
     import gguf
 
-    with parsed_once(file):
+    with shared_gguf_reader(file):
         return gguf.GGUFReader(os.path.join(folder, file))
 
 
@@ -131,7 +131,7 @@ def _on_plain_array(parse: Any) -> Any:
     """A reader that slices a plain array: slicing a memory map runs Python code, a million times for a vocabulary."""
     import numpy as np
 
-    if not isinstance(parse, type):  # put in its place by somebody else, as `reader` above is
+    if not isinstance(parse, type):  # replaced elsewhere, as `reader` above replaces it
         return parse
 
     class Reader(parse):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Good manners on the Hub: revisions pinned to commits, failures explained, the cache tidied on request.
+"""Models on the Hub: revisions pinned to commits, files fetched, failures explained, the cache tidied on request.
 
 Everything goes through huggingface_hub, so HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they always mean.
 """
@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.adapter import WEIGHTS, named_base, require_peft
+from qkscope.capture.adapter import WEIGHTS, read_base_name, require_peft
 from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
 from qkscope.capture.weights import ADAPTER, INDEX, SINGLE, require_safe_index, require_safetensors
 from qkscope.errors import ModelError, first_line
 
 
-def pinned(source: ModelSource, filename: str) -> ModelSource:
+def pin_revision(source: ModelSource, filename: str) -> ModelSource:
     """The same source at the commit its revision stands for now, so that a branch cannot move under a run.
 
     `filename` is a small file that the source must have; it is fetched if it is not in the cache. Where a repository
@@ -36,13 +36,12 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
         missing = any(isinstance(cause, EntryNotFoundError) for cause in _causes(error))
         adapted = _adapted(source) if missing and filename == "config.json" else None
         if adapted is None:
-            raise explain(source, error) from error
+            raise explain_failure(source, error) from error
         return adapted
     if file is None and filename == "config.json":  # transformers' answer where a repository has none
-        adapted = _adapted(source)
-        if adapted is None:
-            raise ModelError(f"{source} has no config.json: it is not a saved transformers model")
-        return adapted
+        if adapted := _adapted(source):
+            return adapted
+        raise ModelError(f"{source} has no config.json: it is not a saved transformers model")
     if source.base is not None or source.base_revision is not None:
         raise no_adapter(source.location)
     commit = extract_commit_hash(file, None)
@@ -50,93 +49,44 @@ def pinned(source: ModelSource, filename: str) -> ModelSource:
 
 
 def _require_answer(source: ModelSource, filename: str) -> None:
-    """Ask once whether the Hub can be reached at all: what it would say is told later, but silence is told now.
+    """Ask once whether the Hub can be reached at all: any answer counts, and only silence is an error here.
 
     huggingface_hub itself tries for half a minute when a file is not in its cache and nobody answers.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
-    revision = source.revision or "main"
-    if constants.HF_HUB_OFFLINE or isinstance(
-        try_to_load_from_cache(source.location, filename, revision=revision), str
-    ):
+    if constants.HF_HUB_OFFLINE or _cached_file(source, filename) is not None:
         return
     try:
-        get_hf_file_metadata(hf_hub_url(source.location, filename, revision=revision))
+        get_hf_file_metadata(hf_hub_url(source.location, filename, revision=source.revision or "main"))
     except HfHubHTTPError:
         return  # an answer, whatever it is
     except Exception as error:  # of the library that asks: no address, no route, nobody there, no answer in time
         raise ModelError(f"{source} could not be fetched: {_unreachable(source)} ({first_line(error)})") from error
 
 
-def _unreachable(source: ModelSource) -> str:
-    beside = f"there is no directory {source.looked_at}, so it was taken for a Hub id; " if source.looked_at else ""
-    return (
-        f"{beside}the Hub could not be reached, and it is not in the cache (HF_HOME); check the name and the connection"
-    )
+# -- files -------------------------------------------------------------------------------------------------
 
 
-# -- adapters ----------------------------------------------------------------------------------------------
+def fetch_file(source: ModelSource, filename: str) -> Path:
+    """A file of a repository, from the cache or from the Hub."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        return Path(cached_file(source.location, filename, revision=source.revision or "main"))
+    except Exception as error:
+        raise explain_failure(source, error) from error
 
 
-def _adapted(source: ModelSource) -> ModelSource | None:
-    """The base model of what a repository without a config holds, at its commit, with it; None if it is no adapter."""
-    from transformers.utils.hub import extract_commit_hash
-
-    if not _holds(source, ADAPTER):
-        return None
-    config = cached(source, ADAPTER)
-    exact = replace(source, revision=extract_commit_hash(str(config), None))
-    if source.adapter:
-        raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
-    require_peft()
-    base = source.base or _named_base(exact, config.parent)
-    if not _holds(exact, WEIGHTS):
-        raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
-    whole = pinned(base, "config.json")
-    if whole.adapter or whole.kind == "gguf":
-        raise ModelError(f"{exact}: its base model, {whole}, is not a folder or repository of whole weights")
-    return replace(whole, adapter=exact.location, adapter_revision=exact.revision)
-
-
-def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
-    """The repository that an adapter names; a path of somebody else's machine is not looked for on this one."""
-    name, revision = named_base(folder)
-    if name is None or not HUB_ID.fullmatch(name):
-        named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
-        raise ModelError(f"{adapter} holds an adapter that names {named}; name it with `base:`")
-    revision = adapter.base_revision or revision
-    return ModelSource("hub", name, revision, trust_remote_code=adapter.trust_remote_code)
-
-
-def adapter_folder(source: ModelSource) -> Path:
-    """Where the files of a source's adapter are; those on the Hub are fetched unless they are in the cache."""
-    adapter = source.adapter_source
-    assert adapter is not None
-    if adapter.kind == "local":
-        return Path(adapter.location)
-    folder = cached(adapter, ADAPTER).parent
-    require_safetensors(cached(adapter, WEIGHTS))
-    return folder
-
-
-def cached_adapter(source: ModelSource) -> Path | None:
-    """The folder of a source's adapter, if there is one and its files are on this machine."""
-    adapter = source.adapter_source
-    if adapter is None or adapter.kind == "local":
-        return None if adapter is None else Path(adapter.location)
-    weights = _in_cache(adapter, WEIGHTS)
-    return None if weights is None else weights.parent
-
-
-def cached_weights(source: ModelSource) -> list[Path] | None:
-    """The weight files of a repository that would be loaded, if all are in the cache."""
-    single, index = _in_cache(source, SINGLE), _in_cache(source, INDEX)
-    if single is not None or index is None:
-        return None if single is None else [single]
-    shards = [index.parent / name for name in require_safe_index(index)]
-    return shards if all(shard.is_file() for shard in shards) else None
+def fetch_weights(source: ModelSource) -> list[Path]:
+    """The files that hold a checkpoint's weights; those on the Hub are downloaded unless they are in the cache."""
+    if source.kind != "hub":
+        folder = Path(source.location)
+        return [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
+    index = weights_index(source)
+    names = [SINGLE] if index is None else require_safe_index(index)
+    return [fetch_file(source, name) for name in names]
 
 
 def weights_index(source: ModelSource) -> Path | None:
@@ -152,53 +102,129 @@ def weights_index(source: ModelSource) -> Path | None:
             _raise_exceptions_for_connection_errors=False,
         )
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
     if index is None:
         return None
     require_safe_index(Path(index))
     return Path(index)
 
 
-def _in_cache(source: ModelSource, filename: str) -> Path | None:
+def cached_weights(source: ModelSource) -> list[Path] | None:
+    """The weight files of a repository that would be loaded, if all are in the cache."""
+    single, index = _cached_file(source, SINGLE), _cached_file(source, INDEX)
+    if single is not None or index is None:
+        return None if single is None else [single]
+    shards = [index.parent / name for name in require_safe_index(index)]
+    return shards if all(shard.is_file() for shard in shards) else None
+
+
+def _cached_file(source: ModelSource, filename: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(source.location, filename, revision=source.revision or "main")
     return Path(path) if isinstance(path, str) else None
 
 
-def adapters_tokenizer(source: ModelSource) -> ModelSource | None:
-    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
-    adapter = source.adapter_source
-    return adapter if adapter is not None and _holds(adapter, "tokenizer.json") else None
-
-
-def cached(source: ModelSource, filename: str) -> Path:
-    """A file of a repository, from the cache or from the Hub."""
-    from transformers.utils.hub import cached_file
-
-    try:
-        return Path(cached_file(source.location, filename, revision=source.revision or "main"))
-    except Exception as error:
-        raise explain(source, error) from error
-
-
-def _holds(source: ModelSource, filename: str) -> bool:
+def _has_file(source: ModelSource, filename: str) -> bool:
     """Whether a source has a file; nothing is fetched."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import HfApi, constants
 
     if source.kind == "local":
         return (Path(source.location) / filename).is_file()
-    if isinstance(try_to_load_from_cache(source.location, filename, revision=source.revision), str):
+    if _cached_file(source, filename) is not None:
         return True
     try:
         return not constants.HF_HUB_OFFLINE and bool(
             HfApi().file_exists(source.location, filename, revision=source.revision)
         )
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
 
 
-def explain(source: ModelSource, error: BaseException) -> ModelError:
+def evict(source: ModelSource) -> int:
+    """Delete the cached files that only this commit of a repository needs; returns the bytes freed."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    commit = source.revision
+    if source.kind != "hub" or commit is None:
+        return 0
+    try:
+        cache: Any = scan_cache_dir()
+    except CacheNotFound:
+        return 0
+    repos = [repo for repo in cache.repos if repo.repo_type == "model" and repo.repo_id == source.location]
+    if not any(revision.commit_hash == commit for repo in repos for revision in repo.revisions):
+        return 0
+    # Blobs that other revisions share stay; huggingface_hub knows which.
+    strategy = cache.delete_revisions(commit)
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------
+
+
+def _adapted(source: ModelSource) -> ModelSource | None:
+    """The base model of what a repository without a config holds, at its commit, with it; None if it is no adapter."""
+    from transformers.utils.hub import extract_commit_hash
+
+    if not _has_file(source, ADAPTER):
+        return None
+    config = fetch_file(source, ADAPTER)
+    exact = replace(source, revision=extract_commit_hash(str(config), None))
+    if source.adapter:
+        raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
+    require_peft()
+    base = source.base or _named_base(exact, config.parent)
+    if not _has_file(exact, WEIGHTS):
+        raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
+    whole = pin_revision(base, "config.json")
+    if whole.adapter or whole.kind == "gguf":
+        raise ModelError(f"{exact}: its base model, {whole}, is not a folder or repository of whole weights")
+    return replace(whole, adapter=exact.location, adapter_revision=exact.revision)
+
+
+def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
+    """The repository that an adapter names; a path on its author's machine is not looked up on this one."""
+    name, revision = read_base_name(folder)
+    if name is None or not HUB_ID.fullmatch(name):
+        named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
+        raise ModelError(f"{adapter} holds an adapter that names {named}; name it with `base:`")
+    revision = adapter.base_revision or revision
+    return ModelSource("hub", name, revision, trust_remote_code=adapter.trust_remote_code)
+
+
+def adapter_folder(source: ModelSource) -> Path:
+    """Where the files of a source's adapter are; those on the Hub are fetched unless they are in the cache."""
+    adapter = source.adapter_source
+    assert adapter is not None
+    if adapter.kind == "local":
+        return Path(adapter.location)
+    folder = fetch_file(adapter, ADAPTER).parent
+    require_safetensors(fetch_file(adapter, WEIGHTS))
+    return folder
+
+
+def cached_adapter(source: ModelSource) -> Path | None:
+    """The folder of a source's adapter, if there is one and its files are on this machine."""
+    adapter = source.adapter_source
+    if adapter is None or adapter.kind == "local":
+        return None if adapter is None else Path(adapter.location)
+    weights = _cached_file(adapter, WEIGHTS)
+    return None if weights is None else weights.parent
+
+
+def adapter_tokenizer(source: ModelSource) -> ModelSource | None:
+    """The tokenizer that was saved with an adapter, if one was; else that of its base model serves."""
+    adapter = source.adapter_source
+    return adapter if adapter is not None and _has_file(adapter, "tokenizer.json") else None
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+def explain_failure(source: ModelSource, error: BaseException) -> ModelError:
     """What a failed load means for the user, and the way out."""
     import huggingface_hub.errors as hub
     from huggingface_hub import constants
@@ -207,7 +233,7 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         return error  # it was explained where it happened
     text, first = str(error).strip(), first_line(error)
     if not source.trust_remote_code and ("trust_remote_code" in text or "custom code" in text):
-        return needs_code(source)
+        return needs_remote_code(source)
     if "safetensors" in text and ("pytorch_model" in text or "use_safetensors" in text or "pickle" in text):
         return ModelError(f"{source} has no safetensors weights; qkscope does not read pickles")
     if "backend tokenizer" in text:  # transformers lists the formats it tried, and not what is missing
@@ -219,10 +245,10 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         )
     if source.kind != "hub":
         return ModelError(f"{source} cannot be loaded: {first}")
-    causes = list(_causes(error))
+    nor_folder = f" (nor a directory {source.looked_at})" if source.looked_at else ""
     offline = (
-        f"HF_HUB_OFFLINE is set and it is not in the cache{_nor_folder(source)}; check the name, unset it, or fetch "
-        "the model once with a connection"
+        f"HF_HUB_OFFLINE is set and it is not in the cache{nor_folder}; check the name, unset it, or fetch the model "
+        "once with a connection"
     )
     reasons: tuple[tuple[type[BaseException], str], ...] = (
         (
@@ -232,16 +258,23 @@ def explain(source: ModelSource, error: BaseException) -> ModelError:
         (hub.RevisionNotFoundError, f"it has no revision {source.revision!r}; check the branch, tag or commit"),
         (
             hub.RepositoryNotFoundError,
-            f"there is no such repository{_nor_folder(source)}, or it is private: check the id, and set HF_TOKEN if it "
-            "is private",
+            f"there is no such repository{nor_folder}, or it is private: check the id, and set HF_TOKEN if it is "
+            "private",
         ),
         (hub.OfflineModeIsEnabled, offline),
         (hub.LocalEntryNotFoundError, offline if constants.HF_HUB_OFFLINE else _unreachable(source)),
     )
-    for kind, reason in reasons:
-        if any(isinstance(cause, kind) for cause in causes):
-            return ModelError(f"{source} could not be fetched: {reason}")
-    return ModelError(f"{source} could not be fetched: {first}")
+    causes = list(_causes(error))
+    reason = next((why for kind, why in reasons if any(isinstance(each, kind) for each in causes)), first)
+    return ModelError(f"{source} could not be fetched: {reason}")
+
+
+def _unreachable(source: ModelSource) -> str:
+    no_folder = f"there is no directory {source.looked_at}, so it was taken for a Hub id; " if source.looked_at else ""
+    return (
+        f"{no_folder}the Hub could not be reached, and it is not in the cache (HF_HOME); check the name and the "
+        "connection"
+    )
 
 
 def is_unconverted(error: BaseException) -> bool:
@@ -249,11 +282,7 @@ def is_unconverted(error: BaseException) -> bool:
     return "automatic conversion of the weights" in str(error)
 
 
-def _nor_folder(source: ModelSource) -> str:
-    return f" (nor a directory {source.looked_at})" if source.looked_at else ""
-
-
-def needs_code(source: ModelSource) -> ModelError:
+def needs_remote_code(source: ModelSource) -> ModelError:
     """Why a checkpoint that transformers alone cannot load is refused, and what lifting that means."""
     return ModelError(
         f"{source} needs remote code: Python that comes with the checkpoint and is not part of transformers. It is not "
@@ -270,30 +299,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def evict(source: ModelSource) -> int:
-    """Delete the cached files that only this commit of a repository needs; returns the bytes freed."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    commit = source.revision
-    if source.kind != "hub" or commit is None:
-        return 0
-    try:
-        cache: Any = scan_cache_dir()
-    except CacheNotFound:
-        return 0
-    held = [
-        revision
-        for repo in cache.repos
-        if repo.repo_type == "model" and repo.repo_id == source.location
-        for revision in repo.revisions
-        if revision.commit_hash == commit
-    ]
-    if not held:
-        return 0
-    # Blobs that other revisions share stay; huggingface_hub knows which.
-    strategy = cache.delete_revisions(commit)
-    strategy.execute()
-    return int(strategy.expected_freed_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.adapter import merged
-from qkscope.capture.gguf import begin_as_stated, parsed_once
-from qkscope.capture.hub import adapter_folder, explain, pinned, weights_index
+import torch
+
+from qkscope.capture.adapter import merge_adapter
+from qkscope.capture.gguf import apply_bos_setting, shared_gguf_reader
+from qkscope.capture.hub import adapter_folder, explain_failure, pin_revision, weights_index
 from qkscope.capture.source import ModelSource
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
@@ -95,7 +99,7 @@ def load_backbone(
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     require_tensors(source, config)
     try:
-        with panics_raised(), parsed_once(source.gguf_file), _no_bar():
+        with panics_raised(), shared_gguf_reader(source.gguf_file), _no_bar():
             model, info = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
@@ -107,10 +111,10 @@ def load_backbone(
                 **source.arguments,
             )
     except Exception as error:
-        raise explain(source, error) from error
+        raise explain_failure(source, error) from error
     require_loaded(source, config, info, head=head or not source.adapter)
     if source.adapter:
-        model = merged(model, adapter_folder(source))
+        model = merge_adapter(model, adapter_folder(source))
         model = model if head else model.base_model
     return model.eval()
 
@@ -132,7 +136,7 @@ def _no_bar() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def find_custom_code() -> None:
+def allow_unpickling_custom_configs() -> None:
     """Let configs of checkpoints with their own code be unpacked in this process; runs none of it."""
     from transformers.dynamic_module_utils import init_hf_modules
 
@@ -140,18 +144,40 @@ def find_custom_code() -> None:
 
 
 def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
-    """The tokenizer, without a length limit of its own (the study sets the context), and its pinned source."""
+    """The tokenizer, without a length limit (the study sets the context), and its source at a fixed commit."""
     from transformers import AutoTokenizer
 
     try:
-        exact = pinned(source, "tokenizer_config.json")
-        with panics_raised(), parsed_once(exact.gguf_file):
+        exact = pin_revision(source, "tokenizer_config.json")
+        with panics_raised(), shared_gguf_reader(exact.gguf_file):
             tokenizer = AutoTokenizer.from_pretrained(exact.location, **exact.arguments)
             if exact.gguf_file:
-                begin_as_stated(tokenizer, str(Path(exact.location) / exact.gguf_file))
+                apply_bos_setting(tokenizer, str(Path(exact.location) / exact.gguf_file))
     except Exception as error:
-        reason = error if isinstance(error, ModelError) else explain(source, error)
+        reason = error if isinstance(error, ModelError) else explain_failure(source, error)
         way_out = "another one can be named with `tokenizer:` in the study"
         raise reason.within("no tokenizer").advised(python=way_out, command=way_out) from error
     tokenizer.model_max_length = int(1e12)  # otherwise long documents only warn
     return tokenizer, exact
+
+
+def visible_gpus() -> list[str]:
+    """The names (as CUDA_VISIBLE_DEVICES has them) of the GPUs this process may use."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [name.strip() for name in asked.split(",") if name.strip()]
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def limit_process(threads: int, gpus: list[str]) -> None:
+    """Keep to so many threads and these GPUs; before the first use of CUDA."""
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    torch.set_num_threads(threads)
+
+
+def release_memory() -> None:
+    """Give back what is no longer in use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.probe import probe_tokens, require_identical
-from qkscope.capture.replay import ReplayTap, no_turn
+from qkscope.capture.replay import ReplayTap, no_rotation
 from qkscope.capture.tap import AttentionCall, Observer, Tap
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts, Stage
@@ -40,7 +40,7 @@ class PreRopeTap(ReplayTap):
 
     def _without_rotation(self, call: AttentionCall) -> None:
         try:
-            query, key = self.replay(no_turn)
+            query, key = self.replay(no_rotation)
         except CaptureError as error:
             raise CaptureError(f"layer {call.layer} cannot be captured before rotation: {error}") from None
         self._shown(replace(call, query=query, key=key))

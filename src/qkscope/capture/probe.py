@@ -3,11 +3,16 @@
 Rotary or not is measured, not read from a config: each attention module is run again on the same hidden states
 with half a turn added to every plane that turns. Rotated coordinates then come back with the opposite sign and
 the others bit for bit the same, in any precision and any pair layout. What the rotation is, is measured in a pass
-of its own (see rotation). Cost: four short forward passes.
+of its own (rotation.py). Cost: four short forward passes.
+
+NaN and infinite weights (a checkpoint that diverged, or a damaged file) are refused before that.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,16 +31,17 @@ from qkscope.capture.backbone import (
     text_backbone,
     text_config,
 )
-from qkscope.capture.finite import require_finite_weights
 from qkscope.capture.replay import ReplayTap, half_turn
 from qkscope.capture.rotation import Rotations, measure_rotations, probed_positions
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.errors import CaptureError, QkscopeError, first_line
+from qkscope.errors import CaptureError, ModelError, QkscopeError, QkscopeWarning, first_line
 from qkscope.layers import AttentionKind, LayerFacts
+from qkscope.text import are, counted
 
 PROBE_TOKENS = 16  # enough for every head to have something to attend to; short enough to cost nothing
 UNDECLARED = 4096  # the context of a model that neither the caller nor its config gives one
 SHIFT = 3  # positions, for models whose attention takes no position embeddings
+LISTED = 3  # tensors that a message names
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,18 @@ class ProbedModel:
     n_layers: int
     kernels: tuple[str, ...]
     unmeasured: Mapping[int, str] = field(default_factory=dict)  # why a rotary layer's rotation is not known
+
+    @classmethod
+    def of(
+        cls,
+        layers: tuple[LayerFacts, ...],
+        calls: Mapping[int, AttentionCall],
+        config: Any,
+        unmeasured: Mapping[int, str],
+    ) -> ProbedModel:
+        """What calls from these layers show of a model with this config."""
+        n_layers = max(int(getattr(config, "num_hidden_layers", 0) or 0), layers[-1].layer + 1)
+        return cls(layers, n_layers, tuple(sorted({call.kernel for call in calls.values()})), unmeasured)
 
     @property
     def gaps(self) -> tuple[int, ...]:
@@ -147,10 +165,10 @@ def require_identical(untouched: Tensor, tapped: Tensor) -> None:
 
 
 def _dims_turned(tap: ReplayTap, call: AttentionCall) -> int | None:
-    """How many coordinates of the call change sign with half a turn more; None where that cannot be told."""
+    """How many coordinates of the call change sign with half a turn more; None where that is not clear."""
     try:
         query, key = tap.replay(half_turn)
-    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may tell more
+    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may show more
         return None
     counts = {_flipped(call.query, query), _flipped(call.key, key)}
     return counts.pop() if len(counts) == 1 else None
@@ -181,12 +199,12 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
 def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None:
     scale = before.query.norm(dim=-1).max()
     if not bool(torch.isfinite(scale)):
-        return None  # nothing can be told; the real run finds the place
+        return None  # nothing is known; the real run finds the place
     lengths_stay = torch.allclose(before.query.norm(dim=-1), after.query.norm(dim=-1), atol=1e-3 * float(scale))
     if not lengths_stay:
         return 0  # learned or absolute positions enter through the hidden states, nothing is rotated
     changed = ((before.query - after.query).abs() > 1e-3 * scale).flatten(0, 2).any(dim=0)
-    # Slow planes hardly move over a few positions, so a shift tells rotary from not, but does not count.
+    # Slow planes hardly move over a few positions: a shift shows that a layer is rotary, not how many coordinates are.
     return None if bool(changed.any()) else 0
 
 
@@ -194,21 +212,15 @@ def _probe_from(
     calls: dict[int, AttentionCall], rotary: dict[int, int | None], rotations: Rotations, config: Any
 ) -> ProbedModel:
     layers = tuple(
-        replace(_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
+        replace(layer_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
         for layer in sorted(calls)
     )
-    declared = getattr(config, "num_hidden_layers", None)
-    n_layers = max(int(declared or 0), layers[-1].layer + 1)
     unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
-    return ProbedModel(
-        layers,
-        n_layers,
-        tuple(sorted({call.kernel for call in calls.values()})),
-        {layer: rotations.why(layer) for layer in unknown},
-    )
+    return ProbedModel.of(layers, calls, config, {layer: rotations.why(layer) for layer in unknown})
 
 
-def _facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
+def layer_facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
+    """The facts that a layer's attention call shows; its rotary coordinates are measured elsewhere."""
     attention, window = attention_kind(call.layer, call.sliding_window, config)
     return LayerFacts(
         layer=call.layer,
@@ -240,3 +252,78 @@ def attention_kind(layer: int, sliding_window: int | None, config: Any) -> tuple
     if declared == "sliding_attention":
         return "sliding", getattr(config, "sliding_window", None)
     return "full", None
+
+
+# -- weights that are not finite ---------------------------------------------------------------------------
+
+
+def require_finite_weights(model: nn.Module) -> None:
+    """Refuse a model with NaN or infinite weights; the error names layers, tensors and how many values there are."""
+    bad = [(name, count, each.numel()) for name, each in _suspects(model) if (count := _count_non_finite(each))]
+    if not bad:
+        return
+    named = [f"{_layer(name)}{name} has {count} of {size}" for name, count, size in bad[:LISTED]]
+    more = f", and {len(bad) - LISTED} more tensors have some" if len(bad) > LISTED else ""
+    raise ModelError(
+        f"{sum(count for _, count, _ in bad)} of its weights are NaN or infinite: {', '.join(named)}{more}; its "
+        "training diverged, or its file is damaged"
+    )
+
+
+def _suspects(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights that may have non-finite values: one reduction per tensor in memory, one answer per device."""
+    extremes: dict[torch.device, list[tuple[str, Tensor, Tensor]]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel():
+            continue
+        if hasattr(tensor, "full_tensor") or tensor.element_size() == 1:
+            yield name, tensor  # split over ranks, or of eight bits: torch has no such reduction
+        else:
+            extremes[tensor.device].append((name, tensor, torch.stack(torch.aminmax(tensor))))
+    for of_device in extremes.values():
+        # In float32, where any finite weight stays finite (float64 ones may be larger and are counted later).
+        finite = torch.isfinite(torch.stack([each.float() for _, _, each in of_device])).all(dim=1)
+        yield from (of_device[i][:2] for i in (~finite).nonzero().flatten().tolist())
+    yield from _offloaded(model)
+
+
+def _offloaded(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights that are in memory only while their module runs, one at a time, read as accelerate's hooks do."""
+    read: set[str] = set()
+    for path, module in model.named_modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            weights: Mapping[str, Tensor] | None = getattr(each, "weights_map", None)
+            if weights is None:
+                continue
+            for key, parameter in module.named_parameters(recurse=each.place_submodules, remove_duplicate=False):
+                if _is_absent(parameter):
+                    name = f"{path}.{key}".lstrip(".")
+                    read.add(name)
+                    yield name, weights[key].detach()
+    absent = {name for name, each in model.named_parameters(remove_duplicate=False) if _is_absent(each)}
+    if unread := sorted(absent - read):
+        warnings.warn(
+            f"{counted(len(unread), 'tensor')} of weights (the first: {unread[0]}) {are(len(unread))} offloaded in a "
+            "way that qkscope cannot read, so whether all values are finite was not checked",
+            QkscopeWarning,
+            stacklevel=2,
+        )
+
+
+def _is_absent(parameter: Tensor) -> bool:
+    return parameter.is_meta and parameter.is_floating_point() and parameter.numel() > 0
+
+
+def _count_non_finite(tensor: Tensor) -> int:
+    wide = tensor.float() if tensor.element_size() == 1 else tensor
+    count = torch.isfinite(wide).logical_not().sum()
+    whole: Tensor = count.full_tensor() if hasattr(count, "full_tensor") else count  # over all ranks
+    return int(whole)
+
+
+def _layer(name: str) -> str:
+    """`layer 3, ` for `layers.3.self_attn.q_proj.weight`."""
+    number = re.search(r"\.(\d+)\.", f".{name}")
+    return f"layer {number[1]}, " if number else ""

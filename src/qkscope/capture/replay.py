@@ -1,9 +1,9 @@
-"""Ask an attention layer, at its kernel's door, which queries and keys another rotation would give.
+"""Compute the queries and keys that an attention layer would have with another rotation.
 
-Hooks know which modules that take `position_embeddings` are running, and on what. When a call reaches its kernel,
-the innermost of them can be run once more on the same inputs with other embeddings; that second run ends where
-its kernel would start, so it costs the projections only. The real run sees nothing of it: caches are left out,
-and mappings through which layers share keys (Gemma 3n, Gemma 4) are shadowed.
+Hooks record which modules that take `position_embeddings` are running, and their inputs. When a call reaches its
+kernel, the innermost of them can be run once more on the same inputs with other embeddings; that second run ends where
+its kernel would start, so it costs the projections only. The real run is not affected: caches are left out, and
+mappings through which layers share keys (Gemma 3n, Gemma 4) are shadowed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POSITIONS = "position_embeddings"
 
 
 class ReplayTap(Tap):
-    """A tap whose observer may ask, for the call it is shown, what other position embeddings would have given."""
+    """A tap whose observer may compute the call it is shown again with other position embeddings (`replay`)."""
 
     def __init__(self, backbone: nn.Module, observer: Observer) -> None:
         super().__init__(backbone, observer)
@@ -69,13 +69,15 @@ class ReplayTap(Tap):
         while self._running and self._running.pop()[0] is not module:
             pass
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
+    def observe(
+        self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, kernel_kwargs: Mapping[str, Any]
+    ) -> None:
         """As in `Tap`, except that a replay ends here."""
         if self._replaying:
             raise _AtKernel(module, query, key)
         self._calling = module
         try:
-            super().see(module, query, key, kernel, said)
+            super().observe(module, query, key, kernel, kernel_kwargs)
         finally:
             self._calling = None
 
@@ -129,13 +131,13 @@ class _AtKernel(BaseException):
 
 
 def half_turn(embeddings: Any) -> Any:
-    """The rotation with 180° added in every plane that turns at all: rotated coordinates change sign."""
+    """The rotation with 180° added in every plane that rotates at all: rotated coordinates change sign."""
     parts, zeros = _rotation(embeddings)
     still = functools.reduce(torch.logical_or, (zero.flatten(0, -2).all(dim=0) for zero in zeros))  # (planes,)
     return _like(embeddings, [torch.where(still, part, -part) for part in parts])
 
 
-def no_turn(embeddings: Any) -> Any:
+def no_rotation(embeddings: Any) -> Any:
     """No rotation: every token gets what the model itself gives to position 0, which also keeps its scale."""
     parts, zeros = _rotation(embeddings)
     still = functools.reduce(torch.logical_or, (zero.all(dim=-1) for zero in zeros))  # (..., tokens)
@@ -148,14 +150,14 @@ def no_turn(embeddings: Any) -> Any:
 
 def quarter_turn(embeddings: Any, columns: Tensor) -> Any:
     """No rotation, except for a quarter turn by the columns (of cos and sin, or complex) that are marked."""
-    parts, _ = _rotation(no_turn(embeddings))
+    parts, _ = _rotation(no_rotation(embeddings))
     if len(parts) == 1:
         return torch.where(columns, parts[0] * 1j, parts[0])
     sines = 0 if bool((parts[0] == 0).all()) else 1
-    turned = list(parts)
-    turned[1 - sines] = torch.where(columns, parts[sines], parts[1 - sines])
-    turned[sines] = torch.where(columns, parts[1 - sines], parts[sines])
-    return _like(embeddings, turned)
+    quarter = list(parts)
+    quarter[1 - sines] = torch.where(columns, parts[sines], parts[1 - sines])
+    quarter[sines] = torch.where(columns, parts[1 - sines], parts[sines])
+    return _like(embeddings, quarter)
 
 
 def cos_and_sin(embeddings: Any) -> tuple[Tensor, Tensor]:
@@ -169,7 +171,7 @@ def cos_and_sin(embeddings: Any) -> tuple[Tensor, Tensor]:
     if not bool((second[0] == 0).all()):
         first, second = second, first
     if not bool((second[0] == 0).all()):
-        raise CaptureError("its rotation is not at rest at position 0")
+        raise CaptureError("it rotates position 0")
     return first, second
 
 

@@ -1,11 +1,11 @@
-"""Measure what a layer's rotation is, and turn captured vectors back by it.
+"""Measure what a layer's RoPE is: planes, angles and scale.
 
-One short forward pass at positions that reach the run's last one: RoPE scaling may depend on it. At each kernel's
-door the layer is run again on the same hidden states with its rotation at rest, with a quarter turn in every plane
-(which shows the coordinates that pair, and the sense of the turn), and with a quarter turn in some planes, other ones
-for each token (which shows the column of cos and sin that each coordinate reads). The angles are those of the model's
-own cos and sin. A rotation that does not give back what the kernel got is not returned. Cost: a layer's projections of
-a few tokens three times.
+One short forward pass at positions that reach the run's last one: RoPE scaling may depend on it. When a layer reaches
+its kernel it is run again on the same hidden states: without rotation; with a quarter turn in every plane (which shows
+the coordinates that pair, and the direction of the rotation); and with a quarter turn in some planes, other ones for
+each token (which shows the column of cos and sin that each coordinate reads). The angles are those of the model's own
+cos and sin. A rotation that does not reproduce the vectors at the kernel is not returned. Cost: the projections of a
+few tokens three times per layer.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qkscope.capture.angles import angles_of
 from qkscope.capture.backbone import call_backbone, forward_signature
-from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_turn, quarter_turn
+from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_rotation, quarter_turn
 from qkscope.capture.tap import AttentionCall
 from qkscope.errors import CaptureError
 from qkscope.layers import Rotation
-from qkscope.moments.unrotate import turn
+from qkscope.moments.unrotate import rotate, rotation_angles
 
-SPREAD = 32  # positions beside the powers of two: their rounding errors average out
+HALF, SINGLE, DOUBLE = 2.0**-8, 2.0**-24, 2.0**-53  # roundings; of the half precisions the coarser (bfloat16)
+TABLE_ROUNDINGS = 4  # how many of them cos, sin and the angles before them may be off
+SPREAD = 32  # positions besides the powers of two: their rounding errors average out
 DIGIT_TOKENS = 4  # tokens that show one digit of the columns' numbers, where there are so many
-ROUNDINGS = 8  # how many roundings of its precision a turned coordinate may be off, as a share of the largest
+ROUNDINGS = 8  # how many roundings of its precision a rotated coordinate may be off, as a share of the largest
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -70,49 +73,48 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
 
 
 class _MeasuredLayer:
-    """One call's vectors at rest, and what turns of some columns make of them."""
+    """One call's vectors before rotation, and what quarter turns by some columns of cos and sin make of them."""
 
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
         self._tap, self._call, self._positions = tap, call, positions
         self._embeddings: Any = None
-        query, key = tap.replay(self._noting(no_turn))
+        query, key = tap.replay(self._keeping_embeddings(no_rotation))
         self._cos, self._sin = cos_and_sin(self._embeddings)
         if len(self._cos) != len(positions):
             raise CaptureError("its position embeddings are not one row per token")
-        turning = (self._sin != 0).any(dim=0)
-        turned_query, turned_key = self._turned(turning)
+        self._rotating = (self._sin != 0).any(dim=0)
+        quarter_query, quarter_key = self._quarter_turned(self._rotating)
         # Keys that do not follow this layer's rotation are another layer's (Gemma 3n, Gemma 4).
-        self._own_keys = not (torch.equal(key, turned_key) and not torch.equal(query, turned_query))
-        self._rest = self._joined(query, key)
-        self._quarter = self._joined(turned_query, turned_key)
+        self._own_keys = not (torch.equal(key, quarter_key) and not torch.equal(query, quarter_query))
+        self._unrotated = self._joined(query, key)
+        self._quarter = self._joined(quarter_query, quarter_key)
         self._close = self._rounding(call.query.dtype)
-        self._turning = turning
 
     def rotation(self, sources: _Sources) -> Rotation | None:
-        """What the layer's rotation is; CaptureError where it cannot be told."""
+        """What the layer's rotation is; CaptureError where that cannot be measured."""
         # A norm after the rotation (Llama 4) rounds otherwise when coordinates change places; that is no rotation.
-        rotated = (self._rest - self._quarter).abs().amax(dim=(0, 1)) > self._close
+        rotated = (self._unrotated - self._quarter).abs().amax(dim=(0, 1)) > self._close
         if not bool(rotated.any()):
             return None
         pairs = self._pairs(rotated)
         columns = self._columns()
         planes = [columns[first] for first, _ in pairs]
         if planes != [columns[second] for _, second in pairs]:
-            raise CaptureError("the coordinates of a plane do not turn by the same angle")
+            raise CaptureError("the coordinates of a plane do not rotate by the same angle")
         cos, sin = cos_and_sin(sources.finer(self._embeddings))
         angles, scale = angles_of(
             cos[:, planes].double().numpy(), sin[:, planes].double().numpy(), self._positions.numpy()
         )
         return self._checked(_ordered(pairs, angles, scale))
 
-    def _noting(self, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _keeping_embeddings(self, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def noted(embeddings: Any) -> Any:
             self._embeddings = embeddings
             return change(embeddings)
 
         return noted
 
-    def _turned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def _quarter_turned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys with a quarter turn by (columns,), or for each token by (tokens, columns)."""
 
         def change(embeddings: Any) -> Any:
@@ -129,17 +131,17 @@ class _MeasuredLayer:
     def _rounding(self, dtype: torch.dtype) -> float:
         """How far apart equal coordinates may be: some families norm or rotate in float32 at any precision."""
         eps = max(torch.finfo(each).eps for each in (dtype, torch.float32))
-        return ROUNDINGS * eps * float(self._rest.abs().max())
+        return ROUNDINGS * eps * float(self._unrotated.abs().max())
 
     def _pairs(self, rotated: Tensor) -> list[tuple[int, int]]:
-        """The planes: a quarter turn puts each first coordinate in its second's place, and minus the second in its."""
-        rest, quarter = (each[..., rotated].flatten(0, 1) for each in (self._rest, self._quarter))
-        # The coordinate at rest that each turned one is nearest to, with its own or the other sign: all at once.
-        overlap = rest.mT @ quarter
-        squares = rest.square().sum(dim=0)[:, None]
+        """The planes: a quarter turn takes the first coordinate to the second, and minus the second to the first."""
+        plain, quarter = (each[..., rotated].flatten(0, 1) for each in (self._unrotated, self._quarter))
+        # The unrotated coordinate that each rotated one is nearest to, with the same or the other sign: all at once.
+        overlap = plain.mT @ quarter
+        squares = plain.square().sum(dim=0)[:, None]
         nearest = torch.cat([squares - 2 * overlap, squares + 2 * overlap]).argmin(dim=0)
-        sources, signs = nearest % rest.shape[1], 1 - 2 * (nearest // rest.shape[1])
-        off = (rest[:, sources] * signs - quarter).abs().amax(dim=0)
+        sources, signs = nearest % plain.shape[1], 1 - 2 * (nearest // plain.shape[1])
+        off = (plain[:, sources] * signs - quarter).abs().amax(dim=0)
         places = rotated.nonzero().flatten().tolist()
         if bool((off > self._close).any()):
             raise CaptureError(f"a quarter turn takes no coordinate to coordinate {places[int(off.argmax())]}")
@@ -153,38 +155,38 @@ class _MeasuredLayer:
     def _columns(self) -> list[int]:
         """A column of cos and sin for each coordinate, by the digits of its number: each token shows one of them.
 
-        Equal columns (cos and sin often hold each plane twice) turn together and count as the first of them.
+        Equal columns (cos and sin often have each plane twice) rotate together and count as the first of them.
         """
         curves = torch.cat([self._cos, self._sin]).mT.tolist()
         first: dict[tuple[float, ...], int] = {}
         numbers = torch.tensor([first.setdefault(tuple(curve), column) for column, curve in enumerate(curves)])
         tokens, digits = len(self._positions), int(numbers.max()).bit_length()
         at_once = max(1, min(digits, tokens // DIGIT_TOKENS))
-        columns = torch.zeros(self._rest.shape[-1], dtype=torch.long)
+        columns = torch.zeros(self._unrotated.shape[-1], dtype=torch.long)
         for begin in range(0, digits, at_once):
             shown = begin + torch.arange(tokens) % at_once
-            turned = self._turning & (numbers >> shown[:, None] & 1).bool()
-            some = self._joined(*self._turned(turned))
+            marked = self._rotating & (numbers >> shown[:, None] & 1).bool()
+            some = self._joined(*self._quarter_turned(marked))
             for digit in range(begin, min(begin + at_once, digits)):
-                here = [each[:, shown == digit] for each in (some, self._quarter, self._rest)]
+                here = [each[:, shown == digit] for each in (some, self._quarter, self._unrotated)]
                 nearer = (here[0] - here[1]).abs().amax(dim=(0, 1)) < (here[0] - here[2]).abs().amax(dim=(0, 1))
                 columns += nearer.long() << digit
         return [int(column) for column in columns]
 
     def _checked(self, rotation: Rotation) -> Rotation:
-        """The rotation, if it takes the vectors at rest to those that the kernel got."""
-        got = turn(self._rest, rotation, self._positions.numpy())
+        """The rotation, if it takes the unrotated vectors to those that the kernel got."""
+        got = rotate(self._unrotated, rotation, self._positions.numpy())
         off = float((got - self._joined(self._call.query, self._call.key)).abs().max())
         # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
-        turns = max(rotation.angles) * float(self._positions.max())
-        rounding = ROUNDINGS * torch.finfo(torch.float32).eps * turns * float(self._rest.abs().max())
+        angle = max(rotation.angles) * float(self._positions.max())
+        rounding = ROUNDINGS * torch.finfo(torch.float32).eps * angle * float(self._unrotated.abs().max())
         if off > self._close + rounding:
             raise CaptureError(f"its rotation, as measured, gives queries and keys that are off by {off:.3g}")
         return rotation
 
 
 def _ordered(pairs: list[tuple[int, int]], angles: NDArray[np.float64], scale: float) -> Rotation:
-    """Planes by their lowest coordinate, each in the sense in which it turns forwards."""
+    """Planes by their lowest coordinate, each with its coordinates in the order that makes the angle positive."""
     forwards = [pair if angle > 0 else pair[::-1] for pair, angle in zip(pairs, angles, strict=True)]
     order = sorted(range(len(pairs)), key=lambda plane: min(pairs[plane]))
     return Rotation(
@@ -195,7 +197,7 @@ def _ordered(pairs: list[tuple[int, int]], angles: NDArray[np.float64], scale: f
 
 
 class _Sources:
-    """The modules that make position embeddings, to ask for a half-precision model's before they are rounded."""
+    """The modules that make position embeddings, to compute a half-precision model's again in float32."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self._backbone = backbone
@@ -218,7 +220,7 @@ class _Sources:
         self._made.append((made, module, args, kwargs))
 
     def finer(self, embeddings: Any) -> Any:
-        """The same embeddings in float32 where they are coarser and whoever made them gives them so."""
+        """The same embeddings in float32, if they are coarser and the module that made them can compute them so."""
         parts = _parts(embeddings)
         if parts[0].is_complex() or torch.finfo(parts[0].dtype).eps <= torch.finfo(torch.float32).eps:
             return embeddings
@@ -244,3 +246,53 @@ def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 def _float(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+# -- angles from cos and sin -------------------------------------------------------------------------------
+
+
+def angles_of(cos: Array, sin: Array, positions: NDArray[np.int64]) -> tuple[Array, float]:
+    """Radians per token of each plane, and the scale in cos and sin; CaptureError unless they explain all positions.
+
+    `cos` and `sin` are (positions, planes); positions start with 0, 1 and none is more than twice the one before.
+    """
+    scale = float(cos[0].max())
+    table, product = _roundings(cos, sin)
+    if np.abs(np.hypot(cos, sin) / scale - 1).max() > TABLE_ROUNDINGS * table:
+        raise CaptureError("its cos and sin do not have one scale for all planes and positions")
+    t = positions[1:, None].astype(np.float64)
+    phases = _unwrapped(np.arctan2(sin, cos)[1:], t)
+    angle = np.abs(phases[-1] / t[-1]) * t
+    noise = table * np.minimum(1.0, angle) + product * angle
+    weights = (t / noise) ** 2
+    fitted = (weights * phases / t).sum(axis=0) / weights.sum(axis=0)
+    angles = _as_stored(fitted, phases, positions[1:], TABLE_ROUNDINGS * table * np.minimum(1.0, angle))
+    allowed = TABLE_ROUNDINGS * (max(table, SINGLE) + SINGLE * angle)
+    if (np.abs(phases - rotation_angles(angles, positions[1:])) > allowed).any():
+        raise CaptureError("its angles do not grow in proportion to position")
+    return angles, scale
+
+
+def _roundings(cos: Array, sin: Array) -> tuple[float, float]:
+    """The relative rounding of the table, and of the product of angle and position that it was made from."""
+    both = np.concatenate([cos, sin])
+    if not np.array_equal(both, both.astype(np.float32)):
+        return DOUBLE, DOUBLE
+    bits = both.astype(np.float32).view(np.uint32)
+    return (SINGLE if (bits & 0x1FFF).any() else HALF), SINGLE  # float16 and bfloat16 leave the last 13 bits empty
+
+
+def _unwrapped(phases: Array, t: Array) -> Array:
+    """Phases with multiples of 2π added, so that each is near what the ones before predict."""
+    unwrapped = phases.copy()
+    for place in range(1, len(t)):
+        expected = unwrapped[place - 1] / t[place - 1] * t[place]
+        unwrapped[place] += 2 * np.pi * np.round((expected - phases[place]) / (2 * np.pi))
+    return unwrapped
+
+
+def _as_stored(fitted: Array, phases: Array, positions: NDArray[np.int64], allowed: Array) -> Array:
+    """The float32 numbers nearby where they explain the phases, so that angles do not depend on context or device."""
+    single = fitted.astype(np.float32).astype(np.float64)
+    explained = (np.abs(phases - rotation_angles(single, positions)) <= allowed).all(axis=0)
+    return np.where(explained, single, fitted)

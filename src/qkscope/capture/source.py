@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.adapter import base_named_by, is_adapter, require_peft
+from qkscope.capture.adapter import is_adapter, require_base_name, require_peft
 from qkscope.capture.gguf import require_gguf_reader
 from qkscope.capture.weights import require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError, located
@@ -30,7 +30,7 @@ class ModelSource:
     location: str  # Hub id, or the absolute path of a directory
     revision: str | None = None
     gguf_file: str | None = None  # the file's name inside `location`
-    trust_remote_code: bool = False  # whether Python code that lies with the checkpoint may run
+    trust_remote_code: bool = False  # whether Python code that comes with the checkpoint may run
     adapter: str | None = None  # a LoRA adapter that is merged into the model: its absolute path, or its Hub id
     adapter_revision: str | None = None  # the commit of an adapter on the Hub; None for a folder
     base: ModelSource | None = None  # the model that the study names, should this repository hold an adapter
@@ -76,7 +76,7 @@ def find_source(
     trust_remote_code: bool = False,
     base: tuple[str | None, str | None] = (None, None),
 ) -> ModelSource:
-    """Tell what `model` (or a tokenizer) is, from paths alone: no weights are parsed and nobody is asked.
+    """What `model` (or a tokenizer) means, from paths alone: no weights are read and no request is made.
 
     Paths are relative to `folder`. What is not there and can be the id of a repository is taken for one. `base` is the
     model, and its revision, that an adapter belongs to, where it is not the one that the adapter names.
@@ -125,7 +125,7 @@ def no_adapter(model: str) -> ModelError:
 def _adapted(path: Path, base: tuple[str | None, str | None], folder: Path, trust_remote_code: bool) -> ModelSource:
     """The source of an adapter's base model, with the adapter."""
     require_peft()
-    named = base_named_by(path)
+    named = require_base_name(path)
     model, revision = base[0] or named[0], base[1] or (named[1] if base[0] is None else None)
     if model is None:
         raise ModelError(f"{path} holds an adapter that names no base model; name it with `base:`")
@@ -171,7 +171,7 @@ def _in_cache(model: str) -> bool:
 
 
 def _closest(model: str, path: Path) -> str:
-    """What lies beside a path that is not there and is spelt nearly the same."""
+    """A hint at a file or folder with nearly the same name as a path that does not exist."""
     try:
         names = sorted(entry.name for entry in path.parent.iterdir())
     except OSError:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
-from qkscope.capture.backbone import compiled_parts, uncompiled
+from qkscope.capture.backbone import find_compiled, run_uncompiled
 from qkscope.errors import CaptureError
 
 
@@ -43,7 +43,7 @@ class AttentionCall:
 Observer = Callable[[AttentionCall], None]
 
 
-class Enough(BaseException):
+class StopForward(BaseException):
     """Ends a forward pass whose wanted layers have all been seen.
 
     No Exception, so that no modeling code takes it for a failure of its own.
@@ -54,8 +54,8 @@ class Tap:
     """A context manager that shows `observer` each attention call of `backbone`, once per layer and forward.
 
     `calls` and `tokens` count per layer what was seen, so that a run can prove that it captured something. Where `last`
-    names layers, a forward pass ends, with `Enough`, as soon as each of them has been shown: what comes after the last
-    one's queries and keys (its attention and feed-forward, later layers, the final norm) is not needed for any sum.
+    names layers, a forward pass ends, with `StopForward`, as soon as each of them has been shown: what comes after
+    their queries and keys (attention, feed-forward, later layers, the final norm) is not needed for any sum.
     """
 
     last: frozenset[int] | None = None
@@ -83,7 +83,7 @@ class Tap:
         if self._hook is not None:
             self._hook.remove()
         self._seen.clear()
-        if error is None and not self.calls and (parts := compiled_parts(self._backbone)):
+        if error is None and not self.calls and (parts := find_compiled(self._backbone)):
             raise CaptureError(
                 f"no attention call arrived: {parts[0] or 'the model'} is compiled, and an already compiled graph "
                 "no longer looks up its kernels; capture from the model before it is compiled, or with torch 2.6 "
@@ -94,7 +94,9 @@ class Tap:
         self._seen.clear()
         self.forwards += 1
 
-    def see(self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, said: Mapping[str, Any]) -> None:
+    def observe(
+        self, module: nn.Module, query: Tensor, key: Tensor, kernel: str, kernel_kwargs: Mapping[str, Any]
+    ) -> None:
         """Count and pass on one call; called by the wrapped kernel."""
         layer = self._layer_of(module)
         if self._already_seen(layer, module, query, key):
@@ -102,11 +104,13 @@ class Tap:
         self._check_shapes(layer, query, key)
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
-        self._observer(AttentionCall(layer, query, key, said.get("sliding_window"), kernel, said.get("scaling")))
+        self._observer(
+            AttentionCall(layer, query, key, kernel_kwargs.get("sliding_window"), kernel, kernel_kwargs.get("scaling"))
+        )
         if self.last is not None and self.last <= self._seen.keys():
-            raise Enough
+            raise StopForward
 
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def replace_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """What the model gets back from its kernel: a tap that only watches hands on what the kernel returned."""
         return output
 
@@ -150,15 +154,13 @@ class Tap:
             )
 
 
-ORDER = ("query", "key", "value", "attention_mask")  # of a kernel's arguments behind the module
+KERNEL_ARGUMENTS = ("query", "key", "value", "attention_mask")  # of a kernel's arguments behind the module
 
 
-def argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def kernel_argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """One of a kernel's first arguments, however it was given; None where it was not."""
-    if name in kwargs:
-        return kwargs[name]
-    place = ORDER.index(name) - sum(before in kwargs for before in ORDER[: ORDER.index(name)])
-    return args[place] if place < len(args) else None
+    positional = [each for each in KERNEL_ARGUMENTS if each not in kwargs]
+    return kwargs[name] if name in kwargs else dict(zip(positional, args, strict=False)).get(name)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class _Lookup:
 
         self._original = original
         AttentionInterface.get_interface = get_interface
-        self._uncompiled = uncompiled()
+        self._uncompiled = run_uncompiled()
         self._uncompiled.__enter__()
 
     def _wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,9 +219,9 @@ class _Lookup:
             tap = self._taps.get(id(module))
             if tap is None:
                 return kernel(module, *args, **kwargs)
-            query, key = argument("query", args, kwargs), argument("key", args, kwargs)
-            tap.see(module, query, key, getattr(kernel, "__name__", type(kernel).__name__), kwargs)
-            return tap.returned(module, args, kwargs, kernel(module, *args, **kwargs))
+            query, key = kernel_argument("query", args, kwargs), kernel_argument("key", args, kwargs)
+            tap.observe(module, query, key, getattr(kernel, "__name__", type(kernel).__name__), kwargs)
+            return tap.replace_output(module, args, kwargs, kernel(module, *args, **kwargs))
 
         return observed
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from qkscope.capture.adapter import require_fit
-from qkscope.capture.blueprint import on_meta
-from qkscope.capture.config import described
-from qkscope.capture.gguf import gguf_names, gguf_shapes, renamed
-from qkscope.capture.hub import cached_adapter, cached_weights, explain, is_unconverted, weights_index
+from qkscope.capture.adapter import require_adapter_fits
+from qkscope.capture.blueprint import build_on_meta
+from qkscope.capture.config import config_text
+from qkscope.capture.gguf import gguf_names, gguf_shapes, rename_tensors
+from qkscope.capture.hub import cached_adapter, cached_weights, explain_failure, is_unconverted, weights_index
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import INDEX, listed_tensors, read_shapes, weight_files
 from qkscope.errors import ModelError
@@ -59,7 +59,7 @@ def require_tensors(source: ModelSource, config: Any) -> None:
     """
     stored = _stored(source)
     if stored is not None and getattr(config, "quantization_config", None) is None:
-        key = hash((described(config), str(getattr(config, "architectures", None)), frozenset(stored.items())))
+        key = hash((config_text(config), str(getattr(config, "architectures", None)), frozenset(stored.items())))
         if key not in _fitting or source.trust_remote_code:
             info = _load_shapes(source, config, stored)
             if info is not None:
@@ -67,7 +67,7 @@ def require_tensors(source: ModelSource, config: Any) -> None:
             _fitting.add(key)
     folder = cached_adapter(source)
     if folder is not None:
-        require_fit(folder, on_meta(config, source.trust_remote_code, head=True))
+        require_adapter_fits(folder, build_on_meta(config, source.trust_remote_code, head=True))
 
 
 def require_loaded(source: ModelSource, config: Any, info: Mapping[str, Any], *, head: bool = True) -> None:
@@ -121,13 +121,13 @@ def _stored(source: ModelSource) -> Shapes | None:
 
 def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, Any] | None:
     """The loading info of transformers for these tensors; None where it cannot be had without weights."""
-    model, file_names = on_meta(config, source.trust_remote_code), {}
+    model, file_names = build_on_meta(config, source.trust_remote_code), {}
     names_only = None in stored.values()
     if source.gguf_file:
         names = gguf_names(source.location, source.gguf_file, model)
         if names is None:
             return None
-        stored, file_names = renamed(stored, names, model), names
+        stored, file_names = rename_tensors(stored, names, model), names
     try:
         with _quiet():
             shapes = {name: torch.empty(shape or (), device="meta") for name, shape in stored.items()}
@@ -142,7 +142,7 @@ def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, 
             )
     except Exception as error:
         if is_unconverted(error) and not names_only:
-            raise explain(source, error) from error
+            raise explain_failure(source, error) from error
         return None  # code that needs values: loading decides
     prefix = f"{model.base_model_prefix}."
     twice = {name for name in model.state_dict() if name in stored and prefix + name in stored}

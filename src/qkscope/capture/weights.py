@@ -1,6 +1,6 @@
 """Weights are read from safetensors or GGUF files of the checkpoint itself, and from nothing else.
 
-transformers is told to use safetensors, but a checkpoint can still lead it elsewhere: an index may list pickles or
+transformers is asked to use safetensors, but a checkpoint can still lead it elsewhere: an index may list pickles or
 files of other folders as its shards, a config may name the file to load. These are looked at before weights are loaded.
 """
 
@@ -45,13 +45,13 @@ def require_safe_weights(path: Path) -> None:
 
 
 def require_tokenizer(path: Path) -> None:
-    """Refuse a directory that holds no tokenizer; weights need not lie beside it."""
+    """Refuse a directory without a tokenizer; weights need not be there."""
     if not any(entry.name.startswith(TOKENIZERS) for entry in path.iterdir()):
         raise ModelError(f"{path} has no tokenizer.json, tokenizer_config.json or vocabulary: it holds no tokenizer")
 
 
 def _saved_inside(path: Path) -> str:
-    """The checkpoints that lie in a folder which is none itself, such as a trainer's output."""
+    """The checkpoints inside a folder that is not one itself, such as a trainer's output."""
     inside = sorted(entry.parent.name for entry in path.glob("*/config.json"))
     return f"; the folders in it are: {', '.join(inside)[:200]}" if inside else ""
 
@@ -84,7 +84,7 @@ def _weight_map(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that would be loaded, as transformers chooses them; others may lie beside them."""
+    """The files that would be loaded, as transformers chooses them; there may be others."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():

@@ -130,7 +130,7 @@ def describe_model(
     """A model's attention from its config, and what measuring it would cost."""
     from qkscope.capture.blueprint import blueprint
     from qkscope.capture.config import MISSING, check_config, find_value, load_config
-    from qkscope.capture.hub import pinned
+    from qkscope.capture.hub import pin_revision
     from qkscope.capture.source import find_source
     from qkscope.capture.tensors import require_tensors
     from qkscope.moments.layout import capture_layout

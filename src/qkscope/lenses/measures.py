@@ -17,7 +17,7 @@ from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 FILE = "measures.csv"
 SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)

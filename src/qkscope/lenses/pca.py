@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments.replicates import BeforeRotation
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]

@@ -15,7 +15,7 @@ import pandas as pd
 
 from qkscope.kinds import StudyKind
 from qkscope.lenses.rows import RowSettings
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import PreRopeFile
 from qkscope.results.entries import saw_the_same
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.study.heads import choose_heads
@@ -31,12 +31,12 @@ class EntrySums:
     origin: CheckpointRecord
 
     @property
-    def file(self) -> RestFile:
+    def file(self) -> PreRopeFile:
         """Its moments file, opened anew: a header is as large as a layer, and nobody needs those of all entries."""
-        return RestFile(self.path)
+        return PreRopeFile(self.path)
 
 
-def shown_heads(file: RestFile, settings: RowSettings) -> dict[int, list[int]]:
+def shown_heads(file: PreRopeFile, settings: RowSettings) -> dict[int, list[int]]:
     """The query heads of an entry that tables show, by layer."""
     return choose_heads(file.layers.values(), settings.heads, settings.layers)
 

@@ -26,9 +26,9 @@ from qkscope.lenses.pca import (
     nearby_eigen,
     pooled_eigen,
 )
-from qkscope.moments.moments import KINDS, Moments
+from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
-from qkscope.moments.second import Kind, Statistics
+from qkscope.moments.second_moments import KINDS, Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.validation.kept import KeptLayer, kept_layer
 

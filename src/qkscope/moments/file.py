@@ -4,6 +4,9 @@ Bucket sums are float64, exactly as summed. What serves errors alone is float16,
 where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
 checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
 context only and nothing from before rotation, and of schema 2, which have no sketches, are read as far as they go.
+
+`PreRopeFile` reads only the sums before rotation, layer by layer: a few hundredths of a file's bytes, for analyses that
+need several checkpoints at once. The header is checked as ever; the checksum, which needs the whole file, is not.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,29 +26,28 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
-from qkscope.moments.header import DAMAGED, FORMAT, MAX_ABOUT, Header, arrays_of, read_header
-from qkscope.moments.header import SCHEMA as SCHEMA
-from qkscope.moments.held import KindMoments, LayerMoments
-from qkscope.moments.packing import read, read_schema_1, written
-from qkscope.moments.second import Kind
-from qkscope.moments.validate import require_documents, require_possible
+from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, SCHEMA, Header, read_header
+from qkscope.moments.host_sums import KindMoments, LayerMoments, Unrotated
+from qkscope.moments.packing import UNROTATED, Arrays, pack, unpack, unpack_schema_1, unpack_unrotated
+from qkscope.moments.second_moments import KINDS, Array, Kind
+from qkscope.moments.validate import require_documents, require_possible, require_unrotated
 
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
 
 THREADS = 8  # that turn sums into what is written
 
-# What arrays are made of, in the order of a file: as numpy names it, and as safetensors does.
+# Array types in the order of a file: as numpy names them, and as safetensors does.
 DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
     path = as_path(path, "the file to save moments in")
     arrays = dict(_arrays(moments))
-    about = json.dumps(_about(moments), sort_keys=True, ensure_ascii=False)
+    layout, layers = asdict(moments.layout), [facts.to_json() for facts in moments.layers.values()]
+    described = {"layout": layout, "layers": layers, "provenance": moments.provenance}
+    about = json.dumps(described, sort_keys=True, ensure_ascii=False)
     if len(about) > MAX_ABOUT:
         raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
@@ -84,17 +87,17 @@ def load_moments(path: Path | str) -> Moments:
     path = as_path(path, "a moments file")
     try:
         header = read_header(path)
-        return _assemble(header, _read(path, header))
+        return _assemble(header, _checked_arrays(path, header))
     except MomentsFileError as error:
         raise error.within(str(path)) from None
 
 
-def as_stored(moments: Moments) -> Moments:
+def round_as_stored(moments: Moments) -> Moments:
     """The same moments as their file would give them back: what serves errors alone is rounded."""
     from qkscope.moments.moments import Moments
 
     layers: dict[int, LayerMoments] = {
-        layer: {kind: read(written(held), moments.layout) for kind, held in moments.layer_moments(layer).items()}
+        layer: {kind: unpack(pack(sums), moments.layout) for kind, sums in moments.layer_moments(layer).items()}
         for layer in moments.layers
     }
     return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents)
@@ -105,59 +108,60 @@ def read_provenance(path: Path | str) -> dict[str, Any]:
     return read_header(Path(path)).provenance
 
 
-def _about(moments: Moments) -> dict[str, Any]:
-    return {
-        "layout": asdict(moments.layout),
-        "layers": [facts.to_json() for facts in moments.layers.values()],
-        "provenance": moments.provenance,
-    }
-
-
 def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "documents", moments.documents
-    parts = [
-        (f"{layer}.{kind}", held) for layer in moments.layers for kind, held in moments.layer_moments(layer).items()
-    ]
-    if not all(held.is_crossed for _, held in parts):
+    parts = {f"{layer}.{kind}": sums for layer in moments.layers for kind, sums in moments.layer_moments(layer).items()}
+    if not all(sums.is_crossed for sums in parts.values()):
         raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture them again")
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
-        for (where, _), arrays in zip(parts, threads.map(lambda part: written(part[1]), parts), strict=True):
+        for where, arrays in zip(parts, threads.map(pack, parts.values()), strict=True):
             for name, array in arrays.items():
                 yield f"{where}.{name}", array
 
 
 def _assemble(header: Header, arrays: Arrays) -> Moments:
-    from qkscope.moments.moments import KINDS, Moments
+    from qkscope.moments.moments import Moments
 
-    layers: dict[int, LayerMoments] = {}
+    parts, layers = _by_kind(arrays), dict[int, LayerMoments]()
+    read = unpack_schema_1 if header.schema == 1 else unpack
     for facts in header.layers:
-        of_kinds: dict[Kind, KindMoments] = {}
+        by_kind: dict[Kind, KindMoments] = {}
         for kind in KINDS:
             where = f"{facts.layer}.{kind}"
-            own = {name.removeprefix(f"{where}."): arrays[name] for name in arrays if name.startswith(f"{where}.")}
-            of_kinds[kind] = read_schema_1(own, header.layout) if header.schema == 1 else read(own, header.layout)
-            require_possible(where, of_kinds[kind], header.layout)
-        layers[facts.layer] = of_kinds
+            by_kind[kind] = read(parts[where], header.layout)
+            require_possible(where, by_kind[kind])
+        layers[facts.layer] = by_kind
     documents = arrays.get("documents")
     if documents is not None:
         require_documents(documents, layers[min(layers)]["q"])
     return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
 
 
-def _read(path: Path, header: Header) -> Arrays:
+def _checked_arrays(path: Path, header: Header) -> Arrays:
+    arrays = _read_arrays(path, lambda name: True)
+    if _checksum(header.about, arrays) != header.checksum:
+        raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
+    return arrays
+
+
+def _read_arrays(path: Path, wanted: Callable[[str], bool]) -> Arrays:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise MomentsFileError(f"cannot be read ({error}); {DAMAGED}") from None
-    expected = dict(arrays_of(header))
-    if {name: array.shape for name, array in arrays.items()} != {name: shape for name, (_, shape) in expected.items()}:
-        raise MomentsFileError(f"changed while it was read; {DAMAGED}")
-    if _checksum(header.about, arrays) != header.checksum:
-        raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
-    return arrays
+
+
+def _by_kind(arrays: Arrays) -> dict[str, Arrays]:
+    """The arrays of each layer's queries and keys ("0.q", "0.k", …), by their names inside them."""
+    parts: dict[str, Arrays] = defaultdict(dict)
+    for name, array in arrays.items():
+        layer, _, rest = name.partition(".")
+        kind, _, inside = rest.partition(".")
+        parts[f"{layer}.{kind}"][inside] = array
+    return parts
 
 
 def _checksum(about: str, arrays: Arrays) -> str:
@@ -167,3 +171,53 @@ def _checksum(about: str, arrays: Arrays) -> str:
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PreRopeLayer:
+    """One layer's sums before rotation (None where they were not summed), and its number of tokens."""
+
+    unrotated: Mapping[Kind, Unrotated | None]
+    n: Mapping[Kind, Array]  # (heads, buckets, groups), of all tokens
+
+
+class PreRopeFile:
+    """A moments file of which only the sums before rotation are read, one layer at a time."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._header = read_header(path)
+        except MomentsFileError as error:
+            raise error.within(str(path)) from None
+        self.path, self.layout, self.provenance = path, self._header.layout, self._header.provenance
+        self.layers = {facts.layer: facts for facts in self._header.layers}
+
+    def layer(self, layer: int) -> PreRopeLayer:
+        """One layer's sums; MomentsFileError where they cannot be read."""
+        if self._header.schema == 1:  # which sums nothing before rotation
+            return PreRopeLayer(dict.fromkeys(KINDS), {})
+        prefixes = tuple(f"{layer}.{kind}.{part}" for kind in KINDS for part in ("counts", UNROTATED))
+        unrotated: dict[Kind, Unrotated | None] = {}
+        n: dict[Kind, Array] = {}
+        try:
+            parts = _by_kind(_read_arrays(self.path, lambda name: name.startswith(prefixes)))
+            for kind in KINDS:
+                where = f"{layer}.{kind}"
+                unrotated[kind], n[kind] = _unrotated_of(parts[where], where)
+        except MomentsFileError as error:
+            raise error.within(str(self.path)) from None
+        return PreRopeLayer(unrotated, n)
+
+
+def _unrotated_of(arrays: Arrays, where: str) -> tuple[Unrotated | None, Array]:
+    if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
+        raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
+    n = arrays["counts"][:, COUNTS.index("n")]
+    if f"{UNROTATED}pivot" not in arrays:
+        return None, n
+    unrotated = unpack_unrotated(arrays)
+    try:
+        require_unrotated(unrotated, n)
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
+    return unrotated, n

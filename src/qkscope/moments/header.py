@@ -8,7 +8,7 @@ file, that the layout and the layers it claims stand for. Only then is anything 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
-from qkscope.layers import MOST_LAYERS, LayerFacts, whole_number
-from qkscope.moments.layout import Layout, can_unrotate, sketch_blocks
-from qkscope.moments.second import Kind
+from qkscope.layers import MAX_LAYERS, LayerFacts, require_integer
+from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
+from qkscope.moments.second_moments import SUMS
 
 SCHEMA = 3
 READABLE = (1, 2, 3)  # what older files hold is used as far as it goes
@@ -26,11 +26,11 @@ FORMAT = "qkscope-moments"
 MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
 MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
-COUNTS, SUMS = ("n", "u", "uu"), ("x", "xu", "xx")
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8}
+COUNTS = ("n", "u", "uu")
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8}
 DAMAGED = "it is truncated or damaged: capture it again"
 
-Expected = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
+ArrayShapes = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
 
 
 @dataclass(frozen=True)
@@ -53,85 +53,71 @@ def read_header(path: Path) -> Header:
     about = _strict_json(metadata["about"])
     try:
         header = _header(about, metadata)
-        _require_arrays(listed, dict(arrays_of(header)), size - 8 - len(raw))
+        _require_arrays(listed, _expected_arrays(header), size - 8 - len(raw))
     except ValueError as error:
         raise MomentsFileError(f"its contents do not fit its header ({error}); {DAMAGED}") from None
     return header
 
 
-def arrays_of(header: Header) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type and shape of every array that a file with this header has."""
-    if header.schema == 1:
-        yield from _arrays_of_schema_1(header.layout, header.layers)
-    else:
-        yield from expected_arrays(header.layout, header.layers)
-
-
-def expected_arrays(
-    layout: Layout, layers: tuple[LayerFacts, ...]
-) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type and shape of every array that such moments are written as.
+def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArrayShapes:
+    """Name, type and shape of every array that a layer's sums are written as; `unrotated`: before rotation, too.
 
     Float64 is what tables are made from. What serves errors alone is float16: differences from what a group's share of
     the tokens would have, each in units of its scale.
     """
-    cells = layout.buckets, layout.groups
-    yield "documents", ("I64", (layout.groups, layout.buckets))
-    for facts in layers:
-        width = facts.head_dim
-        packed = width * (width + 1) // 2
-        for kind, heads in heads_of(facts).items():
-            where = f"{facts.layer}.{kind}"
-            yield f"{where}.pivot", ("F64", (heads, width))
-            yield f"{where}.counts", ("F64", (heads, len(COUNTS), *cells))
-            for name, size in (("x", width), ("xu", width), ("xx", packed)):
-                yield f"{where}.buckets.{name}", ("F64", (heads, layout.buckets, size))
-            for name in ("x", "xu"):
-                yield from _shares(f"{where}.crossed.{name}", (heads, *cells), width)
-            yield from _shares(f"{where}.groups.xx", (heads, layout.groups, len(layout.spans)), packed)
-            if layout.sketch_spans:
-                yield from _sketch_arrays(f"{where}.sketch", layout, facts, kind)
-            if can_unrotate(layout, facts):
-                yield f"{where}.unrotated.pivot", ("F64", (heads, width))
-                yield f"{where}.unrotated.n", ("F64", cells)
-                yield f"{where}.unrotated.x", ("F32", (heads, layout.buckets, width))
-                yield f"{where}.unrotated.xx", ("F32", (heads, packed))
-                yield from _shares(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+    arrays: ArrayShapes = {}
+    width, cells, of_kinds = facts.head_dim, (layout.buckets, layout.groups), heads_by_kind(facts)
+    packed, sketched = width * (width + 1) // 2, len(layout.sketch_spans)
+    size, blocks = sketch_blocks(layout, of_kinds, width)
+    for kind, heads in of_kinds.items():
+        where = f"{facts.layer}.{kind}"
+        arrays[f"{where}.pivot"] = "F64", (heads, width)
+        arrays[f"{where}.counts"] = "F64", (heads, len(COUNTS), *cells)
+        for name, length in (("x", width), ("xu", width), ("xx", packed)):
+            arrays[f"{where}.buckets.{name}"] = "F64", (heads, layout.buckets, length)
+        for name in ("x", "xu"):
+            arrays |= _float16(f"{where}.crossed.{name}", (heads, *cells), width)
+        arrays |= _float16(f"{where}.groups.xx", (heads, layout.groups, len(layout.spans)), packed)
+        if sketched:
+            count, groups = size * blocks[kind], (heads, layout.groups, sketched)
+            arrays[f"{where}.sketch.directions"] = "F32", (heads, width, count)
+            arrays[f"{where}.sketch.power"] = "F32", groups
+            arrays |= _float16(f"{where}.sketch.y", (*groups, count), width)
+        if unrotated:
+            arrays[f"{where}.unrotated.pivot"] = "F64", (heads, width)
+            arrays[f"{where}.unrotated.n"] = "F64", cells
+            arrays[f"{where}.unrotated.x"] = "F32", (heads, layout.buckets, width)
+            arrays[f"{where}.unrotated.xx"] = "F32", (heads, packed)
+            arrays |= _float16(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+    return arrays
 
 
-def _sketch_arrays(
-    where: str, layout: Layout, facts: LayerFacts, kind: Kind
-) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    heads = heads_of(facts)
-    size, blocks = sketch_blocks(layout, heads, facts.head_dim)
-    count, cells = size * blocks[kind], (heads[kind], layout.groups, len(layout.sketch_spans))
-    yield f"{where}.directions", ("F32", (heads[kind], facts.head_dim, count))
-    yield f"{where}.power", ("F32", cells)
-    yield from _shares(f"{where}.y", (*cells, count), facts.head_dim)
+def _float16(name: str, cells: tuple[int, ...], length: int) -> ArrayShapes:
+    return {name: ("F16", (*cells, length)), f"{name}.scale": ("F32", cells)}
 
 
-def heads_of(facts: LayerFacts) -> dict[Kind, int]:
-    """How many heads of each kind a layer has."""
-    return {"q": facts.q_heads, "k": facts.kv_heads}
+def _expected_arrays(header: Header) -> ArrayShapes:
+    layout = header.layout
+    if header.schema == 1:
+        return {name: each for facts in header.layers for name, each in _arrays_of_schema_1(layout, facts).items()}
+    arrays: ArrayShapes = {"documents": ("I64", (layout.groups, layout.buckets))}
+    for facts in header.layers:
+        arrays |= layer_arrays(layout, facts, can_unrotate(layout, facts))
+    return arrays
 
 
-def _shares(name: str, cells: tuple[int, ...], size: int) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    yield name, ("F16", (*cells, size))
-    yield f"{name}.scale", ("F32", cells)
-
-
-def _arrays_of_schema_1(
-    layout: Layout, layers: tuple[LayerFacts, ...]
-) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    for facts in layers:
-        width = facts.head_dim
-        per_cell = {"x": (width,), "xu": (width,), "xx": (width * (width + 1) // 2,)}
-        for kind, heads in (("q", facts.q_heads), ("k", facts.kv_heads)):
-            yield f"{facts.layer}.{kind}.pivot", ("F64", (heads, width))
-            for cells, count, sums in (("buckets", layout.buckets, "F64"), ("groups", layout.groups, "F32")):
-                for name in COUNTS + SUMS:
-                    of = "F64" if name in COUNTS else sums
-                    yield f"{facts.layer}.{kind}.{cells}.{name}", (of, (heads, count, *per_cell.get(name, ())))
+def _arrays_of_schema_1(layout: Layout, facts: LayerFacts) -> ArrayShapes:
+    arrays: ArrayShapes = {}
+    width = facts.head_dim
+    lengths = {"x": (width,), "xu": (width,), "xx": (width * (width + 1) // 2,)}
+    for kind, heads in heads_by_kind(facts).items():
+        where = f"{facts.layer}.{kind}"
+        arrays[f"{where}.pivot"] = "F64", (heads, width)
+        for cells, count, sums in (("buckets", layout.buckets, "F64"), ("groups", layout.groups, "F32")):
+            for name in SUMS:
+                of = "F64" if name in COUNTS else sums
+                arrays[f"{where}.{cells}.{name}"] = of, (heads, count, *lengths.get(name, ()))
+    return arrays
 
 
 def _raw_header(path: Path) -> tuple[int, bytes]:
@@ -178,8 +164,8 @@ def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
     if set(about) != {"layout", "layers", "provenance"}:
         raise ValueError("it should have layout, layers and provenance, and nothing else")
     stored = about["layers"]
-    if not isinstance(stored, list) or not 0 < len(stored) <= MOST_LAYERS:
-        raise ValueError(f"layers should be a list of 1 to {MOST_LAYERS}")
+    if not isinstance(stored, list) or not 0 < len(stored) <= MAX_LAYERS:
+        raise ValueError(f"layers should be a list of 1 to {MAX_LAYERS}")
     layers = tuple(LayerFacts.from_json(layer) for layer in stored)
     if len({facts.layer for facts in layers}) != len(layers):
         raise ValueError("a layer is listed twice")
@@ -193,9 +179,9 @@ def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
         raise ValueError("provenance should be an object")
     last = max(facts.layer for facts in layers)
     if stored.get("n_layers") is not None:
-        whole_number(stored["n_layers"], "n_layers", MOST_LAYERS + 1, last + 1)
+        require_integer(stored["n_layers"], "n_layers", MAX_LAYERS + 1, last + 1)
     if stored.get("context") is not None:
-        whole_number(stored["context"], "context", 2**31, 1)
+        require_integer(stored["context"], "context", 2**31, 1)
     for name in ("name", "label", "phase", "fingerprint"):
         if not isinstance(stored.get(name, ""), str | None):
             raise ValueError(f"{name} should be text")
@@ -208,12 +194,10 @@ def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
     return stored
 
 
-def _require_arrays(listed: Mapping[str, Any], expected: Expected, room: int) -> None:
+def _require_arrays(listed: Mapping[str, Any], expected: ArrayShapes, room: int) -> None:
     """Exactly the expected arrays, one behind the other, filling the file to its end."""
-    names = set(listed) - {"__metadata__"}
-    if names != set(expected):
-        odd = sorted(names ^ set(expected))[0]
-        raise ValueError(f"array {odd[:60]!r} is {'missing' if odd in expected else 'unexpected'}")
+    if odd := sorted(listed.keys() - {"__metadata__"} ^ expected.keys()):
+        raise ValueError(f"array {odd[0][:60]!r} is {'missing' if odd[0] in expected else 'unexpected'}")
     places = []
     for name, (of, shape) in expected.items():
         entry = listed[name]
@@ -221,17 +205,14 @@ def _require_arrays(listed: Mapping[str, Any], expected: Expected, room: int) ->
             raise ValueError(f"array {name} is not described the way safetensors does it")
         if entry["dtype"] != of or entry["shape"] != list(shape) or any(isinstance(n, bool) for n in entry["shape"]):
             raise ValueError(f"array {name} should be {of} of shape {shape}")
-        places.append((_offsets(entry["data_offsets"], name), BYTES[of] * prod(shape), name))
+        if not isinstance(entry["data_offsets"], list) or len(entry["data_offsets"]) != 2:
+            raise ValueError(f"array {name} should have two offsets")
+        start, stop = (require_integer(offset, "an offset", 2**63) for offset in entry["data_offsets"])
+        places.append((start, stop, ELEMENT_BYTES[of] * prod(shape), name))
     end = 0
-    for (start, stop), length, name in sorted(places):
+    for start, stop, length, name in sorted(places):
         if start != end or stop - start != length:
             raise ValueError(f"array {name} overlaps another, or leaves a gap")
         end = stop
     if end != room:
         raise ValueError(f"its arrays have {end} bytes, the file has {room}")
-
-
-def _offsets(stored: Any, name: str) -> tuple[int, int]:
-    if not isinstance(stored, list) or len(stored) != 2:
-        raise ValueError(f"array {name} should have two offsets")
-    return whole_number(stored[0], "an offset", 2**63), whole_number(stored[1], "an offset", 2**63)

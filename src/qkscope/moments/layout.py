@@ -1,7 +1,7 @@
 """The axes of the sums: position buckets, document groups, and the spans of positions for which groups are kept.
 
 Buckets are intervals of positions given by their edges, so any window that starts and ends on an edge is a sum of
-buckets. Position 0 is a bucket of its own: attention sinks sit there, and tables can be had with and without it. A
+buckets. Position 0 is a bucket of its own: attention sinks sit there, and tables can include or exclude it. A
 study adds its common window as a further edge where it is none yet.
 """
 
@@ -12,16 +12,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from qkscope.layers import LayerFacts, whole_number
-from qkscope.moments.second import Kind
+from qkscope.layers import LayerFacts, require_integer
+from qkscope.moments.second_moments import Kind
 
-# Of each document at least so many tokens are summed before rotation (all, if it is shorter), until they are so far
-# apart: means then have the error of the documents, and the products cost a few hundredths of the others.
-FEWEST_UNROTATED, MOST_APART = 256, 16
+# Of each document at least so many tokens are summed before rotation (all, if it is shorter), or one in LARGEST_STEP:
+# means then have the error of the documents, and the products cost a few hundredths of the others.
+FEWEST_UNROTATED, LARGEST_STEP = 256, 16
 PADDING = -1  # the position of a token that is not part of any document
 # Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
-LONGEST, MOST_BUCKETS, MOST_GROUPS, MOST_DIRECTIONS = 2**31, 65_536, 65_536, 1024
-SKETCHED = 4  # directions of each query head: its PC0 at any window lies well within them
+MAX_CONTEXT, MAX_BUCKETS, MAX_GROUPS, MAX_DIRECTIONS = 2**31, 65_536, 65_536, 1024
+BOUNDS = {
+    "groups": MAX_GROUPS,
+    "skip_positions": MAX_CONTEXT,
+    "seed": 2**63,
+    "common": MAX_CONTEXT,
+    "unrotated_every": MAX_CONTEXT,
+    "sketched": MAX_DIRECTIONS,
+}
+SKETCHED = 4  # directions of each query head: its PC0 at any window is well within their span
 
 
 @dataclass(frozen=True)
@@ -48,36 +56,26 @@ class Layout:
             raise ValueError(f"skip_positions {self.skip_positions} would skip all of {self.context} positions")
         if self.common is not None and self.common not in self.edges[1:]:
             raise ValueError(f"the common window {self.common} is not an edge of the buckets {self.edges}")
-        if self.unrotated_every < 0:
-            raise ValueError("unrotated_every is a number of tokens, or 0")
-        if self.sketched < 0:
-            raise ValueError("sketched is a number of directions, or 0")
+        if min(self.unrotated_every, self.sketched) < 0:
+            raise ValueError("unrotated_every and sketched are 0 or more")
 
     @classmethod
     def from_json(cls, stored: Any) -> Layout:
         """The layout that a file claims; ValueError where it cannot be one."""
-        known = {"edges", "groups", "skip_positions", "rate", "seed"}
-        if not isinstance(stored, dict) or not known <= set(stored) <= known | {
-            "common",
-            "unrotated_every",
-            "sketched",
-        }:
+        required = {"edges", "groups", "skip_positions", "rate", "seed"}
+        if not isinstance(stored, dict) or not required <= stored.keys() <= required | BOUNDS.keys():
             raise ValueError("a layout should have edges, groups, skip_positions, rate and seed")
-        edges, rate, common = stored["edges"], stored["rate"], stored.get("common")
-        if not isinstance(edges, list) or len(edges) > MOST_BUCKETS + 1:
-            raise ValueError(f"edges should be a list of at most {MOST_BUCKETS + 1} positions")
+        edges, rate = stored["edges"], stored["rate"]
+        if not isinstance(edges, list) or len(edges) > MAX_BUCKETS + 1:
+            raise ValueError(f"edges should be a list of at most {MAX_BUCKETS + 1} positions")
         if isinstance(rate, bool) or not isinstance(rate, int | float):
             raise ValueError("rate should be a number")
-        return cls(
-            edges=tuple(whole_number(edge, "an edge", LONGEST) for edge in edges),
-            groups=whole_number(stored["groups"], "groups", MOST_GROUPS),
-            skip_positions=whole_number(stored["skip_positions"], "skip_positions", LONGEST),
-            rate=float(rate),
-            seed=whole_number(stored["seed"], "seed", 2**63, -(2**63)),
-            common=None if common is None else whole_number(common, "common", LONGEST),
-            unrotated_every=whole_number(stored.get("unrotated_every", 0), "unrotated_every", LONGEST),
-            sketched=whole_number(stored.get("sketched", 0), "sketched", MOST_DIRECTIONS),
-        )
+        for edge in edges:
+            require_integer(edge, "an edge", MAX_CONTEXT)
+        for name in stored.keys() & BOUNDS.keys():
+            if name != "common" or stored["common"] is not None:
+                require_integer(stored[name], name, BOUNDS[name], -BOUNDS[name] if name == "seed" else 0)
+        return cls(**{**stored, "edges": tuple(edges), "rate": float(rate)})
 
     @property
     def context(self) -> int:
@@ -101,7 +99,7 @@ class Layout:
 
     @property
     def sink(self) -> int:
-        """Leading buckets that hold position 0 alone: 1, or 0 where it lies with others."""
+        """Leading buckets with position 0 alone: 1, or 0 where it shares a bucket."""
         return int(self.edges[1] == 1 and self.buckets > 1)
 
     @property
@@ -162,24 +160,23 @@ def capture_layout(
     skip: int = 0,
     sample: tuple[float, int] | None = None,
 ) -> Layout:
-    """The layout of a capture: equal buckets, position 0 apart, an edge at the common window and after `skip`."""
+    """The layout of a capture: equal buckets, one for position 0, an edge at the common window and after `skip`."""
     common = context if common is None else min(common, context)
-    edges = bucket_edges(context, buckets, also=[1, skip, common])
     rate, seed = sample or (1.0, 0)
     return Layout(
-        edges,
+        bucket_edges(context, buckets, also=[1, skip, common]),
         groups,
         rate=rate,
         seed=seed,
         common=common,
-        unrotated_every=unrotated_every(context),
+        unrotated_every=min(LARGEST_STEP, max(1, context // FEWEST_UNROTATED)),
         sketched=SKETCHED,
     )
 
 
-def unrotated_every(context: int) -> int:
-    """One token in so many is enough for means and spreads before rotation; short documents need more of theirs."""
-    return min(MOST_APART, max(1, context // FEWEST_UNROTATED))
+def heads_by_kind(facts: LayerFacts) -> dict[Kind, int]:
+    """How many query and key heads a layer has."""
+    return {"q": facts.q_heads, "k": facts.kv_heads}
 
 
 def sketch_blocks(layout: Layout, heads: Mapping[Kind, int], width: int) -> tuple[int, dict[Kind, int]]:

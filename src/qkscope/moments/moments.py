@@ -1,4 +1,4 @@
-"""`Moments`: everything qkscope keeps of a checkpoint. Add batches, merge shards, save, load, read out.
+"""`Moments`: everything qkscope keeps of a checkpoint. Add batches, merge shards, save, load, read.
 
 While batches are added the sums live on each layer's device; the first read-out, merge or save moves them to
 the host. What is kept does not grow with the number of tokens.
@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
-from qkscope.moments.held import KindMoments, LayerMoments
-from qkscope.moments.layout import Layout
-from qkscope.moments.placing import Placed
+from qkscope.moments.host_sums import LayerMoments, add_layers
+from qkscope.moments.layout import Layout, heads_by_kind
+from qkscope.moments.placement import Placement
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
@@ -28,17 +28,16 @@ from qkscope.moments.replicates import (
     group_squares,
     without_group,
 )
-from qkscope.moments.second import Kind, SecondMoments, Statistics
+from qkscope.moments.second_moments import Kind, SecondMoments, Statistics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
-    from qkscope.moments.live import LiveSums, Scratch, Way
-    from qkscope.moments.pivot import NonFinite
-
-KINDS: tuple[Kind, Kind] = ("q", "k")
+    from qkscope.moments.host_arithmetic import NonFinite
+    from qkscope.moments.running_sums import RunningSums, Scratch, Way
 
 
 class Moments:
@@ -60,11 +59,11 @@ class Moments:
         self.layers = {facts.layer: facts for facts in sorted(layers, key=lambda facts: facts.layer)}
         self.provenance: dict[str, Any] = dict(provenance or {})
         self._host: dict[int, LayerMoments] = {}
-        self._live: dict[int, LiveSums] = {}
+        self._running: dict[int, RunningSums] = {}
         self.documents = np.zeros((layout.groups, layout.buckets), dtype=np.int64)  # that have tokens there
         self._way = way
         self._scratch: Scratch | None = None
-        self._placed: tuple[Any, Placed] | None = None
+        self._placed: Placement | None = None  # the last batch
         self._broken: str | None = None
 
     def __repr__(self) -> str:
@@ -92,45 +91,44 @@ class Moments:
         `positions` is (tokens,) or (rows, tokens), -1 for padding; without it every row is 0, 1, 2, ….
         `groups` is the document group of each row, or one for all.
         """
+        from qkscope.moments.host_arithmetic import NonFinite
+        from qkscope.moments.running_sums import Scratch, without_autocast
+
         self._require_whole()
         facts = self._facts(layer)
         vectors: dict[Kind, Tensor] = {"q": _tensor(queries), "k": _tensor(keys)}
         self._check_shapes(facts, vectors)
         placed = self._place(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
-        self._add_placed(self._live.get(layer) or self._start_layer(facts, vectors), layer, vectors, placed)
+        sums = self._running_sums(facts, vectors["q"].device)
+        self._scratch = self._scratch or Scratch(self._way)
+        try:
+            with without_autocast(sums.device):
+                sums.add(vectors, placed, self._scratch)
+        except NonFinite as bad:
+            raise self._non_finite(layer, bad, placed) from None
         if layer == next(iter(self.layers)):  # all layers see the same documents
             self.documents += placed.documents
 
-    def _add_placed(self, live: LiveSums, layer: int, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
-        from qkscope.moments.live import Scratch, without_autocast
-        from qkscope.moments.pivot import NonFinite
+    def _running_sums(self, facts: LayerFacts, device: torch.device) -> RunningSums:
+        from qkscope.moments.running_sums import RunningSums
 
-        self._scratch = self._scratch or Scratch(self.layout, self._way)
-        try:
-            with without_autocast(live.state.device):
-                live.add(vectors, placed, self._scratch)
-        except NonFinite as bad:
-            raise self._non_finite(layer, bad, placed) from None
+        if facts.layer not in self._running:
+            self._running[facts.layer] = RunningSums.of_layer(self.layout, facts, device)
+        return self._running[facts.layer]
 
-    def _non_finite(self, layer: int, bad: NonFinite, placed: Placed) -> NonFiniteActivation:
-        name = "query" if bad.kind == "q" else "key"
-        self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
-        position = int(placed.positions[bad.row, bad.token])
-        return NonFiniteActivation(layer, name, bad.head, bad.row, position, bad.value)
-
-    def flagged(self) -> bool:
+    def has_non_finite(self) -> bool:
         """Whether a device has seen a number that is not finite in the last batch; asks each device once.
 
-        The host finds such a number at once and says where it is. A device goes on until it is asked; the batch has to
-        be run again to find the place (`locate`).
+        The host finds such a number at once and says where it is. A device continues until this is called; the batch
+        has to be run again to find the place (`locate`).
         """
         import torch
 
         by_device: dict[torch.device, list[Tensor]] = {}
-        for live in self._live.values():
-            if live.state.flag is not None:
-                by_device.setdefault(live.state.device, []).append(live.state.flag)
-        return any(not bool(torch.isfinite(torch.stack(flags)).all()) for flags in by_device.values())
+        for sums in self._running.values():
+            if sums.finite_check is not None:
+                by_device.setdefault(sums.device, []).append(sums.finite_check)
+        return any(not bool(torch.isfinite(torch.stack(checks)).all()) for checks in by_device.values())
 
     def locate(
         self,
@@ -144,7 +142,7 @@ class Moments:
         """Where a layer's vectors, given as to `add`, have a number that cannot be summed; None where all can."""
         import torch
 
-        from qkscope.moments.pivot import locate
+        from qkscope.moments.host_arithmetic import locate
 
         placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
         worst = locate({"q": queries, "k": keys}, placed)
@@ -153,28 +151,25 @@ class Moments:
             return None
         return self._non_finite(layer, worst, placed)
 
-    def _start_layer(self, facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> LiveSums:
-        from qkscope.moments.live import LiveSums
+    def _non_finite(self, layer: int, bad: NonFinite, placed: Placement) -> NonFiniteActivation:
+        name = "query" if bad.kind == "q" else "key"
+        self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
+        position = int(placed.positions[bad.row, bad.token])
+        return NonFiniteActivation(layer, name, bad.head, bad.row, position, bad.value)
 
-        self._live[facts.layer] = LiveSums.of_layer(self.layout, facts, vectors["q"].device)
-        return self._live[facts.layer]
-
-    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placed:
-        of_rows = [groups] * rows if isinstance(groups, int) else list(groups)
+    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placement:
+        of_rows = (groups,) * rows if isinstance(groups, int) else tuple(groups)
         if len(of_rows) != rows:
             raise InputError(f"{len(of_rows)} document groups for {rows} rows")
-        asked = (rows, tokens, tuple(of_rows))
-        # Every layer of a forward pass asks with the same unpadded batch; splitting it once is enough.
-        if positions is None and self._placed is not None and self._placed[0] == asked:
-            return self._placed[1]
-        of_tokens = np.arange(tokens) if positions is None else np.asarray(positions)
+        given = np.broadcast_to(np.arange(tokens) if positions is None else np.asarray(positions), (rows, tokens))
+        # Every layer of a forward pass sees the same batch; splitting it once is enough.
+        if (last := self._placed) and last.groups == of_rows and np.array_equal(last.positions, given):
+            return last
         try:
-            placed = Placed(self.layout, np.broadcast_to(of_tokens, (rows, tokens)).astype(np.int64), tuple(of_rows))
+            self._placed = Placement(self.layout, given.astype(np.int64), of_rows)
         except ValueError as error:
             raise InputError(str(error)) from None
-        if positions is None:
-            self._placed = (asked, placed)
-        return placed
+        return self._placed
 
     def _facts(self, layer: int) -> LayerFacts:
         if layer not in self.layers:
@@ -183,8 +178,7 @@ class Moments:
 
     @staticmethod
     def _check_shapes(facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> None:
-        heads_of: dict[Kind, int] = {"q": facts.q_heads, "k": facts.kv_heads}
-        for kind, heads in heads_of.items():
+        for kind, heads in heads_by_kind(facts).items():
             shape = tuple(vectors[kind].shape)
             if len(shape) != 4 or shape[1] != heads or shape[3] != facts.head_dim:
                 raise InputError(
@@ -205,11 +199,11 @@ class Moments:
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:
             raise InputError("cannot merge moments of different models: their layers differ")
-        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self._settled(), other._settled()
+        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self._on_host(), other._on_host()
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
-                merged._host[layer] = parts[0] if len(parts) == 1 else added(parts[0], parts[1])
+                merged._host[layer] = parts[0] if len(parts) == 1 else add_layers(parts[0], parts[1])
         merged.documents = self.documents + other.documents
         return merged
 
@@ -233,20 +227,20 @@ class Moments:
 
         Its squares are exact, or estimated from sketches (`group_squares`), or with `fixed` its share of the whole's.
         """
-        return without_group(self._layer(layer)[kind], self.layout, group, self.cells(window, skip), fixed=fixed)
+        return without_group(self._layer(layer)[kind], group, self.cells(window, skip), fixed=fixed)
 
     def bucket_means(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> BucketMeans:
-        """Each position bucket in a window by itself, of all document groups or of all but one."""
-        return bucket_means(self._layer(layer)[kind], self.layout, self.cells(window, skip), without)
+        """Means of each position bucket in a window, of all document groups or of all but one."""
+        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
 
     def bucket_statistics(
         self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
     ) -> Statistics:
         """Statistics of each position bucket in a window (heads, buckets, …), of all document groups or all but one."""
-        held, cells = self._layer(layer)[kind], self.cells(window, skip)
-        return bucket_sums(held, self.layout, cells, without).statistics(self.layout.scale)
+        sums = bucket_sums(self._layer(layer)[kind], self.cells(window, skip), without)
+        return sums.statistics(self.layout.scale)
 
     def before_rotation(
         self,
@@ -260,7 +254,7 @@ class Moments:
     ) -> BeforeRotation | None:
         """A layer's queries or keys as they were before RoPE; None where that was not summed.
 
-        `cov` is the covariance of all documents over the whole context, where it is at hand already.
+        `cov` is the covariance of all documents over the whole context, where the caller has it already.
         """
         return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
 
@@ -270,13 +264,11 @@ class Moments:
 
     def group_tokens(self, layer: int, window: int | None = None, skip: int = 0) -> NDArray[np.float64] | None:
         """Tokens of each document group in a window, the fewest of any head that has tokens; None where unknown."""
-        held, cells = self._layer(layer), self.cells(window, skip)
-        counts = []
-        for kind in KINDS:
-            if not held[kind].is_crossed and cells != slice(0, self.layout.buckets):
+        cells, counts = self.cells(window, skip), []
+        for sums in self._layer(layer).values():
+            if not sums.is_crossed and cells != slice(0, self.layout.buckets):
                 return None
-            chosen = cells if held[kind].is_crossed else slice(None)
-            n = held[kind].crossed.n[:, chosen].sum(axis=1)
+            n = sums.crossed.n[:, cells if sums.is_crossed else slice(None)].sum(axis=1)
             counts.append(n[n.sum(axis=1) > 0])
         together = np.concatenate(counts)
         return together.min(axis=0) if len(together) else np.zeros(self.layout.groups)
@@ -285,16 +277,16 @@ class Moments:
         """Tokens summed per layer; a whole capture has the same number in each."""
         self._require_whole()
         counts = dict.fromkeys(self.layers, 0)
-        for layer, held in self._host.items():
-            counts[layer] += int(held["q"].buckets.n[0].sum())
-        for layer, live in self._live.items():  # counted where they are: the sums need not move for that
-            counts[layer] += live.tokens
+        for layer, sums in self._host.items():
+            counts[layer] += int(sums["q"].buckets.n[0].sum())
+        for layer, running in self._running.items():  # counted on the host in any case
+            counts[layer] += running.tokens
         return counts
 
     @property
     def live_memory(self) -> int:
         """Bytes of the sums that batches are being added to, on all devices."""
-        return sum(live.state.memory for live in self._live.values())
+        return sum(running.memory for running in self._running.values())
 
     def require_complete(self) -> int:
         """The tokens per layer, after checking that all layers saw the same ones (a sample draws per layer)."""
@@ -344,26 +336,24 @@ class Moments:
         return whole
 
     def settle(self) -> None:
-        """Move live sums to the host now, rather than at the first read-out."""
-        self._settled()
+        """Move running sums to the host now, rather than at the first read-out."""
+        self._on_host()
 
-    # -- the two homes of the sums ------------------------------------------------------------------------
-
-    def _settled(self) -> dict[int, LayerMoments]:
-        """Move live sums to the host, once."""
+    def _on_host(self) -> dict[int, LayerMoments]:
+        """The sums of each layer on the host, to which running sums are moved first."""
         self._require_whole()
-        for layer in list(self._live):  # one after the other, so that both homes are never full at once
-            moved = self._live.pop(layer).to_host()
-            self._host[layer] = added(self._host[layer], moved) if layer in self._host else moved
+        for layer in list(self._running):  # one after the other, so that only one layer is in memory twice
+            moved = self._running.pop(layer).to_host()
+            self._host[layer] = add_layers(self._host[layer], moved) if layer in self._host else moved
         self._scratch = None
         return self._host
 
     def _layer(self, layer: int) -> LayerMoments:
-        settled = self._settled()
+        on_host = self._on_host()
         self._facts(layer)
-        if layer not in settled:
+        if layer not in on_host:
             raise InputError(f"nothing has been added for layer {layer}")
-        return settled[layer]
+        return on_host[layer]
 
     def _require_whole(self) -> None:
         if self._broken:
@@ -388,13 +378,3 @@ def _tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
     import torch
 
     return vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(vectors))
-
-
-def beside(parts: Sequence[LayerMoments]) -> LayerMoments:
-    """The sums of several sets of heads over the same tokens, as those of one layer."""
-    return {kind: KindMoments.beside([part[kind] for part in parts]) for kind in KINDS}
-
-
-def added(one: LayerMoments, other: LayerMoments) -> LayerMoments:
-    """The sums of both."""
-    return {kind: one[kind] + other[kind] for kind in KINDS}

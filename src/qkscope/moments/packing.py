@@ -1,132 +1,121 @@
-"""A layer's sums of one kind as the arrays of a file, and back."""
+"""The sums of a layer's queries, or of its keys, as the arrays of a file, and back.
+
+Each document group's sums are stored as float16 differences from what its share of the tokens would have of the sums of
+all groups ("shares" below), which float64 bucket sums give back exactly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.moments.held import FirstMoments, KindMoments, Unrotated
+from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, square
-from qkscope.moments.sketch import Sketch
+from qkscope.moments.second_moments import FIRST_SUMS, SUMS, Array, SecondMoments, divided, square
 
 Arrays = dict[str, NDArray[Any]]
 SKETCH = "sketch."  # in front of the names of the groups' sketches
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
 
-def written(held: KindMoments) -> Arrays:
+def pack(sums: KindMoments) -> Arrays:
     """The arrays of a file, by name (moments/header.py lists them)."""
-    of, crossed = held.buckets, held.crossed
-    arrays: Arrays = {"pivot": of.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
-    arrays.update({f"buckets.{name}": getattr(of, name) for name in ("x", "xu", "xx")})
+    buckets, crossed = sums.buckets, sums.crossed
+    arrays: Arrays = {"pivot": buckets.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
+    arrays |= {f"buckets.{name}": getattr(buckets, name) for name in ("x", "xu", "xx")}
     for name in ("x", "xu"):
-        arrays.update(_as_shares(f"crossed.{name}", getattr(crossed, name), _shares(held, getattr(of, name))))
-    arrays.update(_as_shares("groups.xx", held.groups, _group_shares(held)))
-    if held.sketch is not None:
-        arrays.update(_written_sketch(held, held.sketch))
-    if held.unrotated is not None:
-        arrays.update({f"{UNROTATED}{name}": array for name, array in _written_unrotated(held.unrotated).items()})
+        arrays |= _to_float16(f"crossed.{name}", getattr(crossed, name), _bucket_shares(sums, name))
+    arrays |= _to_float16("groups.xx", sums.groups, _span_shares(sums))
+    if sums.sketch is not None:
+        arrays |= {f"{SKETCH}directions": sums.sketch.directions, f"{SKETCH}power": sums.sketch.power}
+        shares = _sketch_shares(sums, sums.sketch.directions)
+        arrays |= _to_float16(f"{SKETCH}y", sums.sketch.y.swapaxes(-1, -2), shares)
+    if (before := sums.unrotated) is not None:
+        totals = before.x.sum(axis=2, dtype=np.float64).astype(np.float32)
+        whole = {"pivot": before.pivot, "n": before.n, "x": totals, "xx": before.xx}
+        arrays |= {f"{UNROTATED}{name}": array for name, array in whole.items()}
+        arrays |= _to_float16(f"{UNROTATED}crossed.x", before.x, _unrotated_shares(before.n, totals))
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def read(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
+def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
     """The sums that such arrays hold."""
     n, u, uu = np.moveaxis(arrays["counts"], 1, 0)
-    summed = (part.sum(axis=2) for part in (n, u, uu))
-    of = SecondMoments(arrays["pivot"], *summed, *(arrays[f"buckets.{name}"] for name in ("x", "xu", "xx")))
+    counts = (part.sum(axis=2) for part in (n, u, uu))
+    buckets = SecondMoments(arrays["pivot"], *counts, *(arrays[f"buckets.{name}"] for name in ("x", "xu", "xx")))
     none = np.zeros(0, dtype=np.float32)
-    counted = KindMoments(of, FirstMoments(n, u, uu, none, none), none, layout)
-    x, xu = (_from_shares(arrays, f"crossed.{name}", _shares(counted, getattr(of, name))) for name in ("x", "xu"))
-    groups = _from_shares(arrays, "groups.xx", _group_shares(counted))
-    unrotated = read_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
-    sketch = _read_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
-    return KindMoments(of, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
+    counted = KindMoments(buckets, FirstMoments(n, u, uu, none, none), none, layout)
+    x, xu = (_from_float16(arrays, f"crossed.{name}", _bucket_shares(counted, name)) for name in ("x", "xu"))
+    groups = _from_float16(arrays, "groups.xx", _span_shares(counted))
+    unrotated = unpack_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
+    sketch = _unpack_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
+    return KindMoments(buckets, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
 
 
-def read_schema_1(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> KindMoments:
+def unpack_schema_1(arrays: Arrays, layout: Layout) -> KindMoments:
     """The sums of a file of schema 1: its groups are over all buckets, as if there were one."""
-    pivot, names = arrays["pivot"], ("n", "u", "uu", "x", "xu", "xx")
-    of = SecondMoments(pivot, *(arrays[f"buckets.{name}"] for name in names))
-    counts = (arrays[f"groups.{name}"][:, None] for name in ("n", "u", "uu"))
-    vectors = (arrays[f"groups.{name}"][:, None] for name in ("x", "xu"))
-    return KindMoments(of, FirstMoments(*counts, *vectors), arrays["groups.xx"][:, :, None], layout)
+    buckets = SecondMoments(arrays["pivot"], *(arrays[f"buckets.{name}"] for name in SUMS))
+    crossed = FirstMoments(*(arrays[f"groups.{name}"][:, None] for name in FIRST_SUMS))
+    return KindMoments(buckets, crossed, arrays["groups.xx"][:, :, None], layout)
 
 
-def _shares(held: KindMoments, sums: Array) -> Array:
-    """What each group would have of a bucket's sums by its number of tokens: (heads, buckets, groups, d)."""
-    return _share(held.crossed.n, held.buckets.n[:, :, None])[..., None] * sums[:, :, None, :]
+def unpack_unrotated(arrays: Arrays) -> Unrotated:
+    """What was summed before rotation."""
+    pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
+    return Unrotated(pivot, n, _from_float16(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals)), xx)
 
 
-def _group_shares(held: KindMoments) -> Array:
-    """The same of the squares over each span: (heads, groups, spans, packed)."""
-    with np.errstate(invalid="ignore"):  # what is not finite is refused by whoever reads the file
-        parts = [_span_share(held, span) * held.buckets.xx[:, span].sum(axis=1)[:, None] for span in held.spans]
-    return np.stack(parts, axis=2)
-
-
-def _sketch_shares(held: KindMoments, directions: NDArray[Any]) -> Array:
-    """The same of the sketches: (heads, groups, spans, m, d), each direction for itself."""
-    parts = []
-    with np.errstate(invalid="ignore"):
-        for span in held.layout.sketch_spans:
-            squares = np.take(held.buckets.xx[:, span].sum(axis=1), square(directions.shape[1]), axis=-1)
-            whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
-            parts.append(_span_share(held, span)[..., None] * whole[:, None])
-    return np.stack(parts, axis=2)
-
-
-def _span_share(held: KindMoments, span: slice) -> Array:
-    """Each group's share of the tokens: (heads, groups, 1)."""
-    n, whole = held.crossed.n[:, span].sum(axis=1), held.buckets.n[:, span].sum(axis=1)
-    return _share(n, whole[:, None])[..., None]
-
-
-def _written_sketch(held: KindMoments, sketch: Sketch) -> Arrays:
-    arrays: Arrays = {f"{SKETCH}directions": sketch.directions, f"{SKETCH}power": sketch.power}
-    shares = _sketch_shares(held, sketch.directions)
-    return {**arrays, **_as_shares(f"{SKETCH}y", sketch.y.swapaxes(-1, -2), shares)}
-
-
-def _read_sketch(arrays: Mapping[str, NDArray[Any]], counted: KindMoments) -> Sketch:
+def _unpack_sketch(arrays: Arrays, counted: KindMoments) -> Sketch:
     directions, power = arrays[f"{SKETCH}directions"], arrays[f"{SKETCH}power"]
-    y = _from_shares(arrays, f"{SKETCH}y", _sketch_shares(counted, directions))
+    y = _from_float16(arrays, f"{SKETCH}y", _sketch_shares(counted, directions))
     return Sketch(directions, np.ascontiguousarray(y.swapaxes(-1, -2)), power)
 
 
-def _share(part: Array, whole: Array) -> Array:
-    whole = np.broadcast_to(whole, part.shape)
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-
-
-def _as_shares(name: str, values: NDArray[Any], shares: Array) -> Arrays:
-    """Differences from the shares in float16, in units of the largest of each vector."""
+def _to_float16(name: str, values: NDArray[Any], shares: Array) -> Arrays:
+    """Differences from the shares, in units of the largest of each vector, and these units."""
     differences = values - shares
     with np.errstate(over="ignore", invalid="ignore"):
         scale = np.nan_to_num(np.abs(differences).max(axis=-1), nan=0.0, posinf=0.0).astype(np.float32)
-        units = np.divide(differences, scale[..., None], out=np.zeros_like(differences), where=scale[..., None] > 0)
+        units = divided(differences, scale[..., None])
         return {name: np.clip(units, -1, 1).astype(np.float16), f"{name}.scale": scale}
 
 
-def _from_shares(arrays: Mapping[str, NDArray[Any]], name: str, shares: Array) -> NDArray[np.float32]:
+def _from_float16(arrays: Arrays, name: str, shares: Array) -> NDArray[np.float32]:
     differences = arrays[name].astype(np.float32) * arrays[f"{name}.scale"][..., None]
     return np.asarray(shares + differences, dtype=np.float32)
 
 
-def _written_unrotated(unrotated: Unrotated) -> Arrays:
-    totals = unrotated.x.sum(axis=2, dtype=np.float64).astype(np.float32)
-    arrays: Arrays = {"pivot": unrotated.pivot, "n": unrotated.n, "x": totals, "xx": unrotated.xx}
-    return {**arrays, **_as_shares("crossed.x", unrotated.x, _unrotated_shares(unrotated.n, totals))}
+def _bucket_shares(sums: KindMoments, name: str) -> Array:
+    """Shares of each bucket's sums: (heads, buckets, groups, d)."""
+    whole: Array = getattr(sums.buckets, name)
+    return divided(sums.crossed.n, sums.buckets.n[:, :, None])[..., None] * whole[:, :, None, :]
 
 
-def read_unrotated(arrays: Mapping[str, NDArray[Any]]) -> Unrotated:
-    """What was summed before rotation."""
-    pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
-    return Unrotated(pivot, n, _from_shares(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals)), xx)
+def _span_shares(sums: KindMoments) -> Array:
+    """Shares of the squares over each span: (heads, groups, spans, packed)."""
+    with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
+        parts = [_token_share(sums, span) * sums.buckets.xx[:, span].sum(axis=1)[:, None] for span in sums.spans]
+    return np.stack(parts, axis=2)
+
+
+def _sketch_shares(sums: KindMoments, directions: NDArray[Any]) -> Array:
+    """Shares of the sketches: (heads, groups, spans, m, d)."""
+    parts = []
+    with np.errstate(invalid="ignore"):
+        for span in sums.layout.sketch_spans:
+            squares = np.take(sums.buckets.xx[:, span].sum(axis=1), square(directions.shape[1]), axis=-1)
+            whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
+            parts.append(_token_share(sums, span)[..., None] * whole[:, None])
+    return np.stack(parts, axis=2)
+
+
+def _token_share(sums: KindMoments, span: slice) -> Array:
+    """Each group's share of the tokens: (heads, groups, 1)."""
+    n, whole = sums.crossed.n[:, span].sum(axis=1), sums.buckets.n[:, span].sum(axis=1)
+    return divided(n, whole[:, None])[..., None]
 
 
 def _unrotated_shares(n: Array, totals: NDArray[Any]) -> Array:
-    return np.asarray(_share(n, n.sum(axis=1, keepdims=True))[..., None] * totals[:, :, None, :])
+    return np.asarray(divided(n, n.sum(axis=1, keepdims=True))[..., None] * totals[:, :, None, :])

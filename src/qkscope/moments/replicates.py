@@ -2,8 +2,10 @@
 
 Groups have full squares over two spans of positions, up to the common window and beyond it, so replicates are exact at
 the common window and at the whole context. At other windows, and at position 0, squares are estimated from sketches
-(sketch.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
+(host_sums.py). Without sketches (files of earlier versions) every group has its own mean vector at position 0, and its
 share of the scatter of all groups about their means.
+
+`cells` are the buckets of a window. Functions do not change their arguments.
 """
 
 from __future__ import annotations
@@ -17,30 +19,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.moments.held import KindMoments, Unrotated
-from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, triangle
+from qkscope.moments.host_sums import KindMoments, Unrotated
+from qkscope.moments.second_moments import FIRST_SUMS, Array, SecondMoments, divided, triangle
 
 GroupSquares = Literal["exact", "estimated", "none"]
 
 
-def without_group(held: KindMoments, layout: Layout, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
-    """The sums over some buckets without one group; InputError where groups have no squares or sketches for them.
+def without_group(sums: KindMoments, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
+    """The sums over a window without one group; InputError where groups have no squares or sketches for it.
 
     With `fixed`, the group's squares are its share of the whole's, which every window has.
     """
-    whole = held.buckets.summed(cells)
-    part = _of_group(held, layout, group, cells, whole if fixed else None)
-    names = ("n", "u", "uu", "x", "xu", "xx")
-    return SecondMoments(whole.pivot, *(getattr(whole, name) - getattr(part, name) for name in names))
+    if not sums.is_crossed and cells != slice(0, sums.layout.buckets):
+        raise InputError(
+            "these moments, of schema 1, have document groups over the whole context only; capture them again "
+            "for errors at other windows"
+        )
+    whole, inside = sums.buckets.summed(cells), cells if sums.is_crossed else slice(None)
+    first = {name: getattr(sums.crossed, name)[:, inside, group].sum(axis=1, dtype=np.float64) for name in FIRST_SUMS}
+    squares = divided(first["n"], whole.n)[:, None] * whole.xx if fixed else _squares(sums, group, cells)
+    return whole - SecondMoments(whole.pivot, **first, xx=squares)
+
+
+def bucket_sums(sums: KindMoments, cells: slice, without: int | None = None) -> SecondMoments:
+    """The sums of each bucket of a window, of all documents or without one group (its squares are estimated)."""
+    buckets = sums.buckets
+    if without is not None:
+        first = {name: getattr(sums.crossed, name)[:, :, without] for name in FIRST_SUMS}
+        buckets = buckets - SecondMoments(buckets.pivot, **first, xx=_bucket_squares(sums, without))
+    return buckets.map(lambda array: array[:, cells])
 
 
 @dataclass(frozen=True)
 class BucketMeans:
-    """Each position bucket by itself: tokens, means, and what goes with position inside it, t in tokens.
-
-    NaN where a bucket has no tokens, or nothing is known of it.
-    """
+    """Tokens, means and covariance with position t (in tokens) of each bucket; NaN where nothing is known."""
 
     edges: tuple[int, ...]  # where buckets begin, and where the last one ends
     n: Array  # (heads, buckets)
@@ -51,37 +63,30 @@ class BucketMeans:
 
     def take(self, index: NDArray[np.intp]) -> BucketMeans:
         """The same for the chosen heads."""
-        return BucketMeans(
-            self.edges,
-            self.n[index],
-            self.mean[index],
-            self.mean_t[index],
-            self.var_t[index],
-            self.cov_xt[index],
-        )
+        arrays = (self.n, self.mean, self.mean_t, self.var_t, self.cov_xt)
+        return BucketMeans(self.edges, *(array[index] for array in arrays))
 
 
-def bucket_means(held: KindMoments, layout: Layout, cells: slice, without: int | None = None) -> BucketMeans:
-    """The means of some buckets, of all documents or without one group; NaN where groups are not told apart there."""
-    n, u, uu, x, xu = (_bucket_sums(held, cells, without, name) for name in ("n", "u", "uu", "x", "xu"))
+def bucket_means(sums: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
+    """The means of a window's buckets, of all documents or without one group; NaN where the file has no such sums."""
+
+    def of_buckets(name: str) -> Array:
+        whole: Array = getattr(sums.buckets, name)[:, cells]
+        if without is None:
+            return whole
+        if not sums.is_crossed:
+            return np.full(whole.shape, np.nan)
+        return np.asarray(whole - getattr(sums.crossed, name)[:, cells, without].astype(np.float64))
+
+    n, u, uu, x, xu = map(of_buckets, FIRST_SUMS)
     with np.errstate(invalid="ignore", divide="ignore"):
         inverse = np.where(n > 0, 1.0 / n, np.nan)
         mean, place = x * inverse[..., None], u * inverse
         covariance = xu * inverse[..., None] - mean * place[..., None]
         variance = np.maximum(uu * inverse - place * place, 0.0)
-    edges, scale = layout.edges[cells.start : cells.stop + 1], layout.scale
-    from_zero = held.buckets.pivot[:, None, :] + mean
+    edges, scale = sums.layout.edges[cells.start : cells.stop + 1], sums.layout.scale
+    from_zero = sums.buckets.pivot[:, None, :] + mean
     return BucketMeans(edges, n, from_zero, place * scale, variance * scale**2, covariance * scale)
-
-
-def _bucket_sums(held: KindMoments, cells: slice, without: int | None, name: str) -> Array:
-    """One of the sums of some buckets, of all documents or without one group."""
-    whole: Array = getattr(held.buckets, name)[:, cells]
-    if without is None:
-        return whole
-    if not held.is_crossed:
-        return np.full(whole.shape, np.nan)
-    return np.asarray(whole - getattr(held.crossed, name)[:, cells, without].astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class BeforeRotation:
 def before_rotation(
     known: Unrotated | None, cells: slice, without: int | None = None, cov: Array | None = None
 ) -> BeforeRotation | None:
-    """What is known of the vectors before rotation; None where it was not summed. `cov` is theirs, if it is at hand."""
+    """Means and covariance before rotation; None where they were not summed. `cov`, if given, is not recomputed."""
     if known is None:
         return None
     included = [group for group in range(known.n.shape[1]) if group != without]
@@ -121,69 +126,16 @@ def before_rotation(
     return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
-def group_squares(held: KindMoments, cells: slice) -> GroupSquares:
+# -- squares of one group ----------------------------------------------------------------------------------
+
+
+def group_squares(sums: KindMoments, cells: slice) -> GroupSquares:
     """Whether groups have full squares over these buckets, or sketches of them."""
-    ends = {max(cells.start, held.spans[0].start), cells.stop}
-    if ends <= _bounds(held.spans):
+    ends = {max(cells.start, sums.spans[0].start), cells.stop}
+    if ends <= _bounds(sums.spans):
         return "exact"
-    known = held.sketch is not None and ends <= _bounds((*held.spans, *held.layout.sketch_spans))
+    known = sums.sketch is not None and ends <= _bounds((*sums.spans, *sums.layout.sketch_spans))
     return "estimated" if known else "none"
-
-
-def _of_group(
-    held: KindMoments, layout: Layout, group: int, cells: slice, whole: SecondMoments | None
-) -> SecondMoments:
-    """One group's own sums over the same buckets."""
-    crossed = held.crossed
-    if not held.is_crossed and cells != slice(0, layout.buckets):
-        raise InputError(
-            "these moments, of schema 1, tell document groups apart over the whole context only; capture them again "
-            "for errors at other windows"
-        )
-    chosen = cells if held.is_crossed else slice(None)
-    n, u, uu, x, xu = (
-        getattr(crossed, name)[:, chosen, group].sum(axis=1, dtype=np.float64) for name in ("n", "u", "uu", "x", "xu")
-    )
-    squares = _squares(held, layout, group, cells) if whole is None else _share(n, whole.n) * whole.xx
-    return SecondMoments(held.buckets.pivot, n, u, uu, x, xu, squares)
-
-
-def bucket_sums(held: KindMoments, layout: Layout, cells: slice, group: int | None = None) -> SecondMoments:
-    """The sums of each of some buckets, of all documents or without one group (its squares are estimated)."""
-    if group is None:
-        return held.buckets.chosen(cells)
-    whole, crossed = held.buckets, held.crossed
-    sums = {name: getattr(whole, name) - getattr(crossed, name)[:, :, group] for name in ("n", "u", "uu", "x", "xu")}
-    squares = whole.xx - _bucket_squares(held, layout, group)
-    return SecondMoments(whole.pivot, **sums, xx=squares).chosen(cells)
-
-
-def _bucket_squares(held: KindMoments, layout: Layout, group: int) -> Array:
-    """One group's Σxxᵀ in every bucket, estimated from those of its spans.
-
-    A group has its own mean in every bucket. Its scatter about it is its share of the bucket's, corrected by the same
-    matrix per token in all buckets of a span, so that the span has the group's squares.
-    """
-    n, x = held.crossed.n, held.crossed.x.astype(np.float64)  # (heads, buckets, groups[, d])
-    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
-    rows, columns = triangle(x.shape[-1])
-    between = np.stack([(x[:, b].swapaxes(1, 2) @ mean[:, b])[:, rows, columns] for b in range(layout.buckets)], axis=1)
-    scatter = held.buckets.xx - between  # within groups
-    own = x[:, :, group][..., rows] * mean[:, :, group][..., columns]
-    share = np.divide(n[:, :, group], held.buckets.n, out=np.zeros_like(held.buckets.n), where=held.buckets.n > 0)
-    squares = own + share[..., None] * scatter
-    for span in _parts_of_spans(held):
-        difference = _squares(held, layout, group, span) - squares[:, span].sum(axis=1)
-        tokens = n[:, span, group]
-        part = tokens / np.maximum(tokens.sum(axis=1, keepdims=True), 1.0)
-        squares[:, span] += part[..., None] * difference[:, None]
-    return np.asarray(squares)
-
-
-def _parts_of_spans(held: KindMoments) -> list[slice]:
-    """Spans of buckets, as short as they come, over which groups have squares or sketches."""
-    sketched = held.layout.sketch_spans if held.sketch is not None else ()
-    return [slice(start, stop) for start, stop in pairwise(sorted(_bounds((*held.spans, *sketched))))]
 
 
 def _bounds(spans: Sequence[slice]) -> set[int]:
@@ -191,46 +143,66 @@ def _bounds(spans: Sequence[slice]) -> set[int]:
     return {place for span in spans for place in (span.start, span.stop)}
 
 
-def _share(part: Array, whole: Array) -> Array:
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)[:, None]
-
-
-def _squares(held: KindMoments, layout: Layout, group: int, cells: slice) -> Array:
-    """One group's Σxxᵀ: of the spans that lie in these buckets, and its share of position 0."""
-    if group_squares(held, cells) == "none":
-        start, stop = layout.edges[cells.start], layout.edges[cells.stop]
+def _squares(sums: KindMoments, group: int, cells: slice) -> Array:
+    """One group's Σxxᵀ (heads, packed) over a window: of the spans that lie in it, and its share of position 0."""
+    if group_squares(sums, cells) == "none":
+        start, stop = sums.layout.edges[cells.start], sums.layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")
-    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
-    for number, span in enumerate(held.spans):
+    squares = np.zeros((sums.groups.shape[0], sums.groups.shape[-1]))
+    for number, span in enumerate(sums.spans):
         if span.stop <= cells.stop and cells.start < span.stop:
-            squares += held.groups[:, group, number]
-            squares -= _sketched(held, group, slice(span.start, cells.start))
+            squares += sums.groups[:, group, number]
+            squares -= _sketched(sums, group, slice(span.start, cells.start))
         else:
-            squares += _sketched(held, group, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
-    if held.spans[0].start and cells.start == 0:  # position 0
-        first = slice(0, held.spans[0].start)
-        squares += _squares_of_first(held, group) if held.sketch is None else _sketched(held, group, first)
+            squares += _sketched(sums, group, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
+    if sums.spans[0].start and cells.start == 0:  # position 0
+        first = slice(0, sums.spans[0].start)
+        squares += _squares_at_position_0(sums, group) if sums.sketch is None else _sketched(sums, group, first)
     return squares
 
 
-def _sketched(held: KindMoments, group: int, cells: slice) -> Array:
-    """One group's Σxxᵀ over some buckets, estimated; 0 where there are none."""
-    squares = np.zeros((held.groups.shape[0], held.groups.shape[-1]))
-    rows, columns = triangle(held.buckets.width)
-    for number, span in enumerate(held.layout.sketch_spans):
-        if held.sketch is not None and cells.start <= span.start and span.stop <= cells.stop:
-            squares += held.sketch.squares(held.span_sums(span), number, group)[:, rows, columns]
+def _sketched(sums: KindMoments, group: int, cells: slice) -> Array:
+    """One group's Σxxᵀ over the sketched spans inside some buckets, estimated; 0 where there are none."""
+    squares = np.zeros((sums.groups.shape[0], sums.groups.shape[-1]))
+    rows, columns = triangle(sums.buckets.width)
+    for number, span in enumerate(sums.layout.sketch_spans):
+        if sums.sketch is not None and cells.start <= span.start and span.stop <= cells.stop:
+            squares += sums.sketch.squares(sums.span_sums(span), number, group)[:, rows, columns]
     return squares
 
 
-def _squares_of_first(held: KindMoments, group: int) -> Array:
+def _squares_at_position_0(sums: KindMoments, group: int) -> Array:
     """One group's Σxxᵀ at position 0: of its mean, and its share by count of the scatter about the groups' means.
 
     With a share of the squares themselves, a group would have others' mean in its squares and its own in its sums.
     """
-    n, x = held.crossed.n[:, 0], held.crossed.x[:, 0].astype(np.float64)
+    n, x = sums.crossed.n[:, 0], sums.crossed.x[:, 0].astype(np.float64)
     rows, columns = triangle(x.shape[-1])
-    mean = np.divide(x, n[..., None], out=np.zeros_like(x), where=n[..., None] > 0)
-    scatter = held.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
+    mean = divided(x, n[..., None])
+    scatter = sums.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
     own = x[:, group][:, rows] * mean[:, group][:, columns]
-    return np.asarray(own + _share(n[:, group], held.buckets.n[:, 0]) * scatter)
+    return np.asarray(own + divided(n[:, group], sums.buckets.n[:, 0])[:, None] * scatter)
+
+
+def _bucket_squares(sums: KindMoments, group: int) -> Array:
+    """One group's Σxxᵀ in every bucket (heads, buckets, packed), estimated from those of its spans.
+
+    A group has its own mean in every bucket. Its scatter about it is its share of the bucket's, corrected by the same
+    matrix per token in all buckets of a span, so that the span has the group's squares.
+    """
+    n, x = sums.crossed.n, sums.crossed.x.astype(np.float64)  # (heads, buckets, groups[, d])
+    mean = divided(x, n[..., None])
+    rows, columns = triangle(x.shape[-1])
+    between = [(x[:, b].swapaxes(1, 2) @ mean[:, b])[:, rows, columns] for b in range(sums.layout.buckets)]
+    scatter = sums.buckets.xx - np.stack(between, axis=1)  # within groups
+    own = x[:, :, group][..., rows] * mean[:, :, group][..., columns]
+    squares = own + divided(n[:, :, group], sums.buckets.n)[..., None] * scatter
+    sketched = sums.layout.sketch_spans if sums.sketch is not None else ()
+    # Spans of buckets, as short as they come, over which groups have squares or sketches.
+    for start, stop in pairwise(sorted(_bounds((*sums.spans, *sketched)))):
+        span = slice(start, stop)
+        difference = _squares(sums, group, span) - squares[:, span].sum(axis=1)
+        tokens = n[:, span, group]
+        part = tokens / np.maximum(tokens.sum(axis=1, keepdims=True), 1.0)
+        squares[:, span] += part[..., None] * difference[:, None]
+    return np.asarray(squares)

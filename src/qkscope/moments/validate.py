@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.moments.header import DAMAGED
-from qkscope.moments.held import KindMoments, Unrotated
-from qkscope.moments.layout import Layout
-from qkscope.moments.second import Array, SecondMoments, square, triangle
+from qkscope.moments.host_sums import KindMoments, Unrotated
+from qkscope.moments.second_moments import Array, SecondMoments, divided, square, triangle
 
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
@@ -23,16 +22,16 @@ ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observe
 COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
 
 
-def require_possible(where: str, held: KindMoments, layout: Layout) -> None:
+def require_possible(where: str, sums: KindMoments) -> None:
     """Refuse one layer's sums of queries or of keys that no tokens can have."""
     try:
-        _require_numbers(held)
-        _require_counts(held, layout)
-        _require_squares(held.buckets)
-        _require_windows(held)
-        _require_groups(held)
-        if held.unrotated is not None:
-            require_unrotated(held.unrotated, held.crossed.n)
+        _require_numbers(sums)
+        _require_counts(sums)
+        _require_squares(sums.buckets)
+        _require_windows(sums)
+        _require_groups(sums)
+        if sums.unrotated is not None:
+            require_unrotated(sums.unrotated, sums.crossed.n)
     except ValueError as error:
         raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
 
@@ -57,32 +56,33 @@ def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:
     )
 
 
-def _require_numbers(held: KindMoments) -> None:
-    of = held.buckets
+def _require_numbers(sums: KindMoments) -> None:
+    of = sums.buckets
     for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
         if not (np.abs(values) <= LARGEST).all():
             raise ValueError(f"{name} holds values that are not sums")
-    before = held.unrotated
+    before = sums.unrotated
     rest = () if before is None else (before.pivot, before.n, before.x, before.xx)
-    sketch = () if held.sketch is None else (held.sketch.directions, held.sketch.y, held.sketch.power)
+    sketch = () if sums.sketch is None else (sums.sketch.directions, sums.sketch.y, sums.sketch.power)
     # What is float32 or float16 may have overflowed, which only errors suffer from.
-    if any(np.isnan(array).any() for array in (held.groups, held.crossed.x, held.crossed.xu, *rest, *sketch)):
+    if any(np.isnan(array).any() for array in (sums.groups, sums.crossed.x, sums.crossed.xu, *rest, *sketch)):
         raise ValueError("it holds values that are not numbers")
 
 
-def _require_counts(held: KindMoments, layout: Layout) -> None:
+def _require_counts(sums: KindMoments) -> None:
     """Whole numbers of tokens, at positions of their bucket."""
+    layout = sums.layout
     edges = np.array(list(pairwise(layout.edges)), dtype=np.float64).T[..., None]
     whole = np.array([[[0.0]], [[layout.context]]])
-    for counts in (held.buckets, held.crossed):
+    for counts in (sums.buckets, sums.crossed):
         n, u, uu = (values.reshape(*values.shape[:2], -1) for values in (counts.n, counts.u, counts.uu))
         low, stop = edges if n.shape[1] == layout.buckets else whole
         low, high = low / layout.scale, (stop - 1) / layout.scale
-        whole_numbers = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
-        sums = (low * n * (1 - SLACK) <= u) & (u <= high * n * (1 + SLACK))
-        squares = (low * u * (1 - SLACK) <= uu) & (uu <= high * u * (1 + SLACK)) & (u * u <= n * uu * (1 + SLACK))
-        _refuse_unless(whole_numbers & sums & squares, "counts that no tokens can have")
-    if not np.array_equal(held.buckets.n.sum(axis=1), held.crossed.n.sum(axis=(1, 2))):
+        possible = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
+        possible &= (low * n * (1 - SLACK) <= u) & (u <= high * n * (1 + SLACK))
+        possible &= (low * u * (1 - SLACK) <= uu) & (uu <= high * u * (1 + SLACK)) & (u * u <= n * uu * (1 + SLACK))
+        _refuse_unless(possible, "counts that no tokens can have")
+    if not np.array_equal(sums.buckets.n.sum(axis=1), sums.crossed.n.sum(axis=(1, 2))):
         raise ValueError("buckets and groups count different tokens")
 
 
@@ -92,17 +92,17 @@ def _require_squares(of: SecondMoments) -> None:
     _require_products(of.xx, root, ROUNDING, "products")
     tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
     _refuse_unless(np.abs(of.x) <= _bound(tokens, root), "sums")
-    inverse = np.divide(1.0, of.n, out=np.zeros_like(of.n), where=of.n > 0)[..., None]
+    inverse = divided(np.ones_like(of.n), of.n)[..., None]
     spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
     width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
     covariance = of.xu - of.x * of.u[..., None] * inverse
     _refuse_unless(np.abs(covariance) <= spread * width + ROUNDING * places * root, "covariances with position")
 
 
-def _require_windows(held: KindMoments) -> None:
+def _require_windows(sums: KindMoments) -> None:
     """The sums up to the end of each span, as one Gram matrix of 1, position and vector: positive semidefinite."""
-    for stop in {span.stop for span in held.spans}:
-        of = held.buckets.summed(slice(0, stop))
+    for stop in {span.stop for span in sums.spans}:
+        of = sums.buckets.summed(slice(0, stop))
         gram = np.empty((len(of.n), of.width + 2, of.width + 2))
         gram[:, 0, 0], gram[:, 1, 1] = of.n, of.uu
         gram[:, 0, 1] = gram[:, 1, 0] = of.u
@@ -119,20 +119,20 @@ def _require_windows(held: KindMoments) -> None:
             raise ValueError("its second moments are not positive semidefinite") from None
 
 
-def _require_groups(held: KindMoments) -> None:
+def _require_groups(sums: KindMoments) -> None:
     """No group has more than all groups have together."""
-    diagonal = _diagonal(held.buckets.width)
-    squares = held.buckets.xx[..., diagonal]
-    for number, span in enumerate(held.spans):
+    diagonal = _diagonal(sums.buckets.width)
+    squares = sums.buckets.xx[..., diagonal]
+    for number, span in enumerate(sums.spans):
         whole = squares[:, span].sum(axis=1)[:, None]
-        own = held.groups[:, :, number, diagonal]
+        own = sums.groups[:, :, number, diagonal]
         slack = COARSE * whole.max(axis=-1, keepdims=True)
         _refuse_unless((own >= -slack) & (own <= whole + slack) | ~np.isfinite(own), "squares of document groups")
-    root = np.sqrt(squares if held.is_crossed else squares.sum(axis=1, keepdims=True))[:, :, None]
-    for counts, sums in ((held.crossed.n, held.crossed.x), (held.crossed.uu, held.crossed.xu)):
+    root = np.sqrt(squares if sums.is_crossed else squares.sum(axis=1, keepdims=True))[:, :, None]
+    for counts, vectors in ((sums.crossed.n, sums.crossed.x), (sums.crossed.uu, sums.crossed.xu)):
         bound = np.sqrt(counts)[..., None] * root
-        fits = np.abs(sums) <= bound + COARSE * bound.max(axis=-1, keepdims=True)
-        _refuse_unless(fits | ~np.isfinite(sums), "sums of document groups")
+        fits = np.abs(vectors) <= bound + COARSE * bound.max(axis=-1, keepdims=True)
+        _refuse_unless(fits | ~np.isfinite(vectors), "sums of document groups")
 
 
 def _diagonal(width: int) -> NDArray[np.intp]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.config import described
+from qkscope.capture.config import config_text
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
 from qkscope.study.heads import choose_heads, head_sample, layer_choice
@@ -155,7 +155,7 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
 def _settings(model: Model, tokenizer: str) -> dict[str, str]:
     return {
         "context": str(model.checkpoint.context),
-        "config": described(model.config),
+        "config": config_text(model.config),
         "tokenizer": tokenizer,
     }
 
@@ -178,7 +178,7 @@ def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Mod
     """Groups of two or more checkpoints with equal weights, and the checkpoints whose weights are not known."""
     from qkscope.capture.content import Content
 
-    contents = {source: Content(source, noted) for source in dict.fromkeys(model.source for model in models)}
+    contents = {source: WeightContent(source, noted) for source in dict.fromkeys(model.source for model in models)}
     groups: list[list[int]] = []
     for number, model in enumerate(models):
         alike = [k for k in range(number) if contents[models[k].source].equals(contents[model.source])]

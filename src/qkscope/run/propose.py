@@ -13,7 +13,7 @@ from typing import Any
 
 from qkscope.capture.adapter import is_adapter
 from qkscope.capture.config import MISSING, find_value, load_config
-from qkscope.capture.hub import pinned
+from qkscope.capture.hub import pin_revision
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import InputError, QkscopeError
 from qkscope.study.complete import why_incomplete
@@ -136,7 +136,7 @@ def _series(target: Path, whole: Sequence[Path], home: Path, *, runs: bool) -> P
 
 
 def _source(path: Path) -> ModelSource:
-    return pinned(find_source(str(path.resolve()), None, path.parent.resolve()), "config.json")
+    return pin_revision(find_source(str(path.resolve()), None, path.parent.resolve()), "config.json")
 
 
 def _has_tokenizer(path: Path) -> bool:
@@ -171,7 +171,7 @@ def _on_hub(target: str, revision: str | None) -> Proposal:
     if len(steps) < 2:
         named = f", revision: {json.dumps(revision)}" if revision else ""
         line = f"checkpoints:\n  - {{name: {safe_name(revision or title)}, model: {json.dumps(target)}{named}}}"
-        return Proposal(title, line, "one model on the Hub", (pinned(source, "config.json"),), True)
+        return Proposal(title, line, "one model on the Hub", (pin_revision(source, "config.json"),), True)
     pattern = commonest_pattern(steps)
     chosen = sorted((name for name in steps if like(name) == pattern), key=numbers_in)
     rest = sorted({like(name) for name in steps} - {pattern})
@@ -179,7 +179,7 @@ def _on_hub(target: str, revision: str | None) -> Proposal:
     lines += [f"  # log: 12                # evenly along log(step); all {len(chosen)} without it"]
     lines += [f"  # other branches: {', '.join(rest)[:200]}"] if rest else []
     about = f"{len(chosen)} branches of {target}, {chosen[0]} to {chosen[-1]}"
-    ends = tuple(pinned(find_source(target, name, Path.cwd()), "config.json") for name in (chosen[0], chosen[-1]))
+    ends = tuple(pin_revision(find_source(target, name, Path.cwd()), "config.json") for name in (chosen[0], chosen[-1]))
     return Proposal(title, "\n".join(lines), about, ends, True)
 
 

@@ -7,8 +7,7 @@ from itertools import islice
 from typing import Any
 
 from qkscope.capture.config import MISSING, find_value
-from qkscope.capture.fingerprint import weights_file_state, weights_fingerprint
-from qkscope.capture.identity import attention_hashes, count_parameters
+from qkscope.capture.fingerprint import attention_hashes, count_parameters, weights_file_state, weights_fingerprint
 from qkscope.capture.probe import ProbedModel
 from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment

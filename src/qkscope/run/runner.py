@@ -188,7 +188,7 @@ class ShardRunner:
         ) from None
 
     def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
-        from qkscope.capture.devices import release_memory
+        from qkscope.capture.load import release_memory
 
         if attempt.batch_tokens < 2 * plan.context or not restartable:
             raise OutOfMemory(
@@ -215,12 +215,12 @@ def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
 
 def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:
     """Which document of a failed batch fails alone."""
-    from qkscope.capture.collect import try_alone
+    from qkscope.capture.collect import try_document
 
     for window in plan.corpus.windows(
         plan.tokenizer, plan.context, [i for i in shard.documents if i in error.documents]
     ):
-        reason = try_alone(loaded.model, window.ids)
+        reason = try_document(loaded.model, window.ids)
         if reason is not None:
             return DocumentFailure.of(window.index, window.name, reason)
     raise error

@@ -149,9 +149,9 @@ class SeriesWatcher:
             return False
 
     def _weights(self, arrival: Arrival, *, fresh: bool = False) -> str | None:
-        from qkscope.capture.hub import pinned  # an adapter's base model may be on the Hub
+        from qkscope.capture.hub import pin_revision  # an adapter's base model may be on the Hub
 
-        return weights_fingerprint(pinned(self._source(arrival), "config.json"), fresh=fresh)
+        return weights_fingerprint(pin_revision(self._source(arrival), "config.json"), fresh=fresh)
 
     def _source(self, arrival: Arrival) -> ModelSource:
         (checkpoint,) = self._study_of([arrival.settings]).study.resolved_checkpoints()

@@ -19,8 +19,8 @@ import numpy as np
 
 from qkscope.documents.encode import Encoder
 from qkscope.documents.sources import read_documents
+from qkscope.documents.windows import Window, read_windows, warn_of_copies
 from qkscope.errors import DocumentError, InputError
-from qkscope.moments.windows import Window, noting_copies, read_windows
 from qkscope.study.schema import Documents
 from qkscope.text import counted
 

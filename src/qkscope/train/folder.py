@@ -224,7 +224,7 @@ class TrainingFolder:
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
         """The step's lines of all tables, in a file of their own: those that its moments file would give."""
         from qkscope.lenses.registry import head_tables
-        from qkscope.moments.file import as_stored
+        from qkscope.moments.file import round_as_stored
         from qkscope.tables.parts import PartRequest, part_of
 
         name, settings = step_name(step), self._row_settings(moments.layout.context)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import uncompiled
+from qkscope.capture.backbone import run_uncompiled
 
 PLAIN = (bool, int, float, str, type(None))  # attributes of a module that may describe its buffers
 

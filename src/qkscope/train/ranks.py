@@ -17,7 +17,8 @@ import numpy as np
 
 from qkscope.errors import CaptureError, InputError, QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.moments.moments import Moments, added, beside
+from qkscope.moments.host_sums import add_layers, concatenate_heads
+from qkscope.moments.moments import Moments
 
 Value = TypeVar("Value")
 
@@ -102,7 +103,7 @@ class Ranks:
         for layer in moments.layers:  # one after the other: rank 0 has one layer of every rank in memory at a time
             parts = self._gathered(moments.layer_moments(layer))
             if parts is not None:
-                layers[layer] = beside(parts) if self.heads else functools.reduce(added, parts)
+                layers[layer] = concatenate_heads(parts) if self.heads else functools.reduce(add_layers, parts)
         documents = self._gathered(moments.documents)
         if documents is None:
             return None

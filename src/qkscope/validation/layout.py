@@ -146,8 +146,8 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
             whole_number(stored["n_layers"], "n_layers", MAX_LAYERS),
             whole_number(stored["context"], "context", 2**31),
             float(stored["rate"]),
-            whole_number(stored["seed"], "seed", 2**63, -(2**63)),
-            whole_number(stored.get("per_doubling", 0), "per_doubling", 2**31),
+            require_integer(stored["seed"], "seed", 2**63, -(2**63)),
+            require_integer(stored.get("per_doubling", 0), "per_doubling", 2**31),
         )
         heads = facts.layer.q_heads if head.kind == "q" else facts.layer.kv_heads
         fits = facts.layer.layer == head.layer < facts.n_layers and head.head < heads and facts.context > 0

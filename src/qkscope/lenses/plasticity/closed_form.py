@@ -23,7 +23,7 @@ from qkscope.lenses.plasticity.products import (
 )
 from qkscope.lenses.score.lines import mean_residual, window_keys
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 LEAST_VARIANCE = 1e-6  # of positions in a source, tokens squared: below, there is one position and no line
 

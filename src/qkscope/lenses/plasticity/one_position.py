@@ -20,7 +20,7 @@ from qkscope.lenses.plasticity.products import about_centre, between_means, on_k
 from qkscope.lenses.rotated_means import MeanCurve, bend_covariance, mean_curve
 from qkscope.lenses.score.lines import mean_residual, residuals, window_keys
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 
 @dataclass(frozen=True)

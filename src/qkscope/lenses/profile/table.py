@@ -16,7 +16,7 @@ from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.rotation.axes import drift_axis
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from qkscope.errors import InputError, TableError
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, with_base, with_rotation_of
 from qkscope.lenses.rope.spectrum import base_of
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import PreRopeFile
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
 from qkscope.results.read import Results, load_results
 
@@ -56,7 +56,7 @@ def answer(folder: Path, names: Sequence[str], question: Question, skip: int | N
         if not moments_path(folder, name).is_file():
             raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
     there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
-    files = {name: RestFile(moments_path(folder, name)) for name in there}
+    files = {name: PreRopeFile(moments_path(folder, name)) for name in there}
     analysis = results.provenance.analysis if results else None
     start = skip if skip is not None else (analysis.skip_positions if analysis else None) or 0
     return [_answer(name, files, question, results, start) for name in wanted]
@@ -76,7 +76,9 @@ def _results(folder: Path) -> Results | None:
         return None
 
 
-def _answer(name: str, files: Mapping[str, RestFile], question: Question, results: Results | None, skip: int) -> Answer:
+def _answer(
+    name: str, files: Mapping[str, PreRopeFile], question: Question, results: Results | None, skip: int
+) -> Answer:
     file, where = files[name], f"checkpoint {name!r}"
     rotation = None
     if question.bases:
@@ -142,7 +144,7 @@ def _beside_measured(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.Data
 
 
 def _trained(
-    name: str, files: Mapping[str, RestFile], predicted: Extrapolated, results: Results | None
+    name: str, files: Mapping[str, PreRopeFile], predicted: Extrapolated, results: Results | None
 ) -> tuple[str, dict[str, float]] | None:
     """The first other checkpoint that was run at this window with this base, and what was measured of it."""
     window = int(predicted.heads["window"].iloc[0])

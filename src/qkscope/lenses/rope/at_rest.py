@@ -21,7 +21,7 @@ from qkscope.lenses.rope.turning import (
 )
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BeforeRotation
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 
 class Basis(IntEnum):

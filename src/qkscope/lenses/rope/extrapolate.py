@@ -21,7 +21,7 @@ from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split_sums import EntryLayer, entry_layer
 from qkscope.lenses.rows import over_layers
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import PreRopeFile
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_correlations
 
@@ -44,7 +44,7 @@ class Extrapolated:
     left_out: int  # heads without a prediction
 
 
-def with_base(file: RestFile, asked: Mapping[float | None, float], where: str) -> Turned:
+def with_base(file: PreRopeFile, asked: Mapping[float | None, float], where: str) -> Turned:
     """Rotations of another base: `asked` is {old base: new base}, or {None: new base} where layers have one base only.
 
     InputError where measured angles are not those of a base, where it is not clear which, or where the checkpoint's
@@ -87,7 +87,7 @@ def _require_config_base(record: CheckpointRecord, bases: list[float], where: st
         raise InputError(f"{where}: its angles look like base {bases[0]:g}, its config says {theta:g}; {other}")
 
 
-def with_rotation_of(file: RestFile, name: str, where: str) -> Turned:
+def with_rotation_of(file: PreRopeFile, name: str, where: str) -> Turned:
     """The rotations of another checkpoint's layers."""
 
     def turned(facts: LayerFacts) -> Rotation | None:
@@ -136,7 +136,7 @@ def extrapolate(
     )
 
 
-def _groups(file: RestFile) -> tuple[int, ...]:
+def _groups(file: PreRopeFile) -> tuple[int, ...]:
     """Document groups that have tokens; none where they are too few for errors."""
     counts = file.layer(next(iter(file.layers))).n
     filled = np.flatnonzero(counts["q"][0].sum(axis=0)) if counts else np.zeros(0, dtype=np.intp)

@@ -15,10 +15,9 @@ from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
 from qkscope.lenses.rope.turning import Planes
-from qkscope.moments.moments import KINDS
+from qkscope.moments.file import PreRopeFile, PreRopeLayer
 from qkscope.moments.replicates import BeforeRotation, before_rotation
-from qkscope.moments.rest import RestFile, RestLayer
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import KINDS, Kind
 
 Array = NDArray[np.float64]
 
@@ -34,7 +33,7 @@ class EntryLayer:
 
 
 def entry_layer(
-    file: RestFile, layer: int, heads: Sequence[int], window: int, skip: int, groups: Sequence[int]
+    file: PreRopeFile, layer: int, heads: Sequence[int], window: int, skip: int, groups: Sequence[int]
 ) -> EntryLayer | None:
     """A layer over a window; None where nothing can be predicted of it."""
     facts, layout, sums = file.layers[layer], file.layout, file.layer(layer)
@@ -69,7 +68,7 @@ def _index(facts: LayerFacts, heads: Sequence[int]) -> dict[Kind, NDArray[np.int
 
 
 def _samples(
-    sums: RestLayer,
+    sums: PreRopeLayer,
     kind: Kind,
     whole: BeforeRotation | None,
     cells: slice,

@@ -98,7 +98,7 @@ class SplitEntry:
     number: int
     name: str
     window: int
-    file: RestFile
+    file: PreRopeFile
     rows: pd.DataFrame  # by layer and head
 
     @property
@@ -156,7 +156,7 @@ class SplitLayers:
         for entry, window in zip(study.entries, windows, strict=True):
             file = entry.file
 
-            def is_known(layer: int, file: RestFile = file, window: int = window) -> bool:
+            def is_known(layer: int, file: PreRopeFile = file, window: int = window) -> bool:
                 return entry_layer(file, layer, heads[layer], window, skip, ()) is not None
 
             known = over_layers(is_known, left)

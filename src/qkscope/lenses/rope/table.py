@@ -15,8 +15,8 @@ from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, predict, predict_samples
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation
+from qkscope.moments.second_moments import KINDS
 
 FILE = "rope.csv"
 HELD = "covariances before rotation"

@@ -16,7 +16,7 @@ from scipy.linalg import eigh
 
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 STEPS = 2  # an axis that turned by 0.1 is then exact to about nine digits
 

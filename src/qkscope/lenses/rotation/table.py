@@ -16,7 +16,7 @@ from qkscope.lenses.base import HeadTable, Judged, Measure, titled
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 FILE = "rotated.csv"
 SHARE, CORRELATION, SIZE = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.score.arcs import Arcs, arcs_of
 from qkscope.lenses.score.seen import middles
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
 

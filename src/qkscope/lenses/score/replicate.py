@@ -12,7 +12,7 @@ from qkscope.lenses.score.curves import COARSE
 from qkscope.lenses.score.lines import cells_of, mean_residual, residuals, window_keys
 from qkscope.lenses.score.parts import MeanVectors, Split, SplitAxes, exact_split, means_of, of_means, traces
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Statistics
+from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
 

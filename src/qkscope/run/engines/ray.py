@@ -290,9 +290,9 @@ class _Actor:
     def __init__(
         self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], options: CaptureOptions, threads: int
     ) -> None:
-        from qkscope.capture.devices import take_share
+        from qkscope.capture.load import limit_process
 
-        take_share(threads, [])  # Ray has chosen the GPUs
+        limit_process(threads, [])  # Ray has chosen the GPUs
         self._reports: list[Report] = []
         # The folder is shared if the run's marker is there; another machine may well have a folder of that name.
         self._shared = Path(marker).is_file()

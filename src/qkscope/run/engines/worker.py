@@ -97,8 +97,8 @@ def pack_plans(plans: Sequence[Any]) -> bytes:
 
 def unpack_plans(packed: bytes) -> list[Any]:
     """Plans from the process that started this one."""
-    from qkscope.capture.load import find_custom_code
+    from qkscope.capture.load import allow_unpickling_custom_configs
 
-    find_custom_code()
+    allow_unpickling_custom_configs()
     plans: list[Any] = pickle.loads(packed)
     return plans

@@ -45,7 +45,7 @@ def distinct_windows(windows: list[list[int]]) -> list[list[int]]:
     return distinct
 
 
-def noting_copies(windows: Iterable[Window], context: int) -> Iterator[Window]:
+def warn_of_copies(windows: Iterable[Window], context: int) -> Iterator[Window]:
     """The same windows; warns at the end if some have the same first `context` tokens as an earlier one."""
     first: dict[bytes, int] = {}
     copies: list[tuple[int, int]] = []

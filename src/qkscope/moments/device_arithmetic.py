@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from qkscope.moments.pilot import add_sketches
-from qkscope.moments.placing import Placed, Whole
-from qkscope.moments.second import Kind
+from qkscope.moments.placement import GroupBlocks, HeadChunk, Placement, head_chunks
+from qkscope.moments.second_moments import Kind
 from qkscope.moments.sizes import cell_size
-from qkscope.moments.state import State
-from qkscope.moments.turns import Turn, turns_of
+
+if TYPE_CHECKING:
+    from qkscope.moments.running_sums import RunningSums
 
 FEW_RUNS = 3  # copies of whole runs of buckets; a gather takes as many calls
 
@@ -28,19 +29,18 @@ FEW_RUNS = 3  # copies of whole runs of buckets; a gather takes as many calls
 class DeviceArithmetic:
     """Adds whole batches."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._frames: dict[tuple[object, ...], _Frame] = {}
-        self._batch: Placed | None = None
+        self._batch: Placement | None = None
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> None:
+    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
         """Add (rows, heads, tokens, width) of each kind."""
         total = None
-        for whole in placed.wholes:
-            frame = self._frame(state, placed, whole, next(iter(vectors.values())).dtype)
-            of_whole = frame.add(state, vectors)
-            total = of_whole if total is None else total + of_whole
-        state.flag = total
+        for of_group in placed.blocks:
+            frame = self._frame(sums, placed, of_group, next(iter(vectors.values())).dtype)
+            added = frame.add(sums, vectors)
+            total = added if total is None else total + added
+        sums.finite_check = total
 
     @staticmethod
     def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -50,59 +50,59 @@ class DeviceArithmetic:
         else:
             target.add_(torch.matmul(left, right))
 
-    def _frame(self, state: State, placed: Placed, whole: Whole, activations: torch.dtype) -> _Frame:
+    def _frame(self, sums: RunningSums, placed: Placement, blocks: GroupBlocks, activations: torch.dtype) -> _Frame:
         """Memory and indices for layers of one shape that see one batch; another batch has others."""
         if self._batch is not placed:
             self._frames.clear()
             self._batch = placed
         dtype = torch.float64 if activations == torch.float64 else torch.float32
-        key = (id(whole), tuple(state.heads.items()), state.width, dtype)
+        key = (id(blocks), tuple(sums.heads.items()), sums.width, dtype)
         if key not in self._frames:
-            self._frames[key] = _Frame(state, whole, dtype)
+            self._frames[key] = _Frame(sums, blocks, dtype)
         return self._frames[key]
 
 
 class _Frame:
     """Columns (heads, buckets × blocks, block, [a | b | 1 | s]) of one batch and layer shape, and their products."""
 
-    def __init__(self, state: State, whole: Whole, dtype: torch.dtype) -> None:
-        self.whole = whole
-        width, device, cells = state.width, state.device, whole.buckets.stop - whole.buckets.start
-        tokens, count = len(whole.rows), sum(state.heads.values())
+    def __init__(self, sums: RunningSums, blocks: GroupBlocks, dtype: torch.dtype) -> None:
+        self._blocks = blocks
+        width, device, cells = sums.width, sums.device, blocks.buckets.stop - blocks.buckets.start
+        tokens, count = len(blocks.rows), sum(sums.heads.values())
         self._width = width
-        self._turns = turns_of(state.heads, tokens * (width + 2) * dtype.itemsize)
+        self._chunks = head_chunks(sums.heads, tokens * (width + 2) * dtype.itemsize)
         # Zero, and zero it stays where blocks are filled up.
         self._columns = torch.zeros(
-            max(turn.size for turn in self._turns), tokens, width + 2, dtype=dtype, device=device
+            max(chunk.size for chunk in self._chunks), tokens, width + 2, dtype=dtype, device=device
         )
-        self._columns[..., width] = torch.from_numpy(whole.weights).to(device, dtype)
-        self._columns[..., width + 1] = torch.from_numpy(whole.steps).to(device, dtype)
-        self._products = torch.empty(count, cells, whole.blocks, cell_size(width), dtype=dtype, device=device)
+        self._columns[..., width] = torch.from_numpy(blocks.weights).to(device, dtype)
+        self._columns[..., width + 1] = torch.from_numpy(blocks.steps).to(device, dtype)
+        self._products = torch.empty(count, cells, blocks.per_bucket, cell_size(width), dtype=dtype, device=device)
         self._index: list[Tensor] = []  # rows and tokens to gather, and the places that are none of them
-        if not 0 < len(whole.runs) <= FEW_RUNS:
-            fillers = (whole.weights == 0).nonzero()[0]
-            self._index = [torch.from_numpy(each).to(device) for each in (whole.rows, whole.tokens, fillers)]
-        self._spans = _span_matrix(state, whole, state.layout.spans, dtype)
-        self._sketch_spans = _span_matrix(state, whole, state.layout.sketch_spans, dtype)
+        if not 0 < len(blocks.runs) <= FEW_RUNS:
+            fillers = (blocks.weights == 0).nonzero()[0]
+            self._index = [torch.from_numpy(each).to(device) for each in (blocks.rows, blocks.tokens, fillers)]
+        self._spans = _span_matrix(sums, blocks, sums.layout.spans, dtype)
+        self._sketch_spans = _span_matrix(sums, blocks, sums.layout.sketch_spans, dtype)
 
-    def add(self, state: State, vectors: Mapping[Kind, Tensor]) -> Tensor:
+    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor]) -> Tensor:
         """Centre, multiply and add up; returns a number that is finite if all of this is."""
-        for turn in self._turns:
-            pivots = state.pivots(self._columns.dtype, joined=True)[0][turn.heads]
-            for part in turn.parts:
+        for chunk in self._chunks:
+            pivots = sums.pivots(self._columns.dtype, joined=True)[0][chunk.heads]
+            for part in chunk.parts:
                 target = self._columns[part.columns, :, : self._width]
                 self._centre(vectors[part.kind][:, part.heads], pivots[part.columns], target)
-            self._multiply(state.half, turn)
-        whole, first = self.whole, 2 * self._width
-        cells = self._products.sum(dim=2, dtype=state.squares.dtype)
-        add_cells(state, whole.buckets, cells)
-        self._add_spans(state)
-        state.crossed[:, whole.group, whole.buckets].add_(cells[..., -first:])
+            self._multiply(sums.half, chunk)
+        blocks, first = self._blocks, 2 * self._width
+        cells = self._products.sum(dim=2, dtype=sums.squares.dtype)
+        add_cells(sums, blocks.buckets, cells)
+        self._add_spans(sums)
+        sums.crossed[:, blocks.group, blocks.buckets].add_(cells[..., -first:])
         return cells.sum()
 
     def _centre(self, vectors: Tensor, pivot: Tensor, target: Tensor) -> None:
         """Lay out (rows, heads, tokens, width) about a pivot (heads, 1, width)."""
-        whole, by_head = self.whole, vectors.transpose(0, 1)
+        blocks, by_head = self._blocks, vectors.transpose(0, 1)
         if self._index:
             rows, tokens, fillers = self._index
             torch.sub(by_head[:, rows, tokens], pivot, out=target)
@@ -110,51 +110,51 @@ class _Frame:
                 target.index_fill_(1, fillers, 0.0)
             return
         rows_of = by_head.shape[1]
-        by_bucket = torch.unflatten(target, 1, (-1, whole.blocks * whole.block))
-        for first, last, start, count in whole.runs:
+        by_bucket = torch.unflatten(target, 1, (-1, blocks.per_bucket * blocks.length))
+        for first, last, start, count in blocks.runs:
             stop = start + (last - first) * count
             source = torch.unflatten(by_head[:, :, start:stop], 2, (last - first, count)).transpose(1, 2)
-            into = by_bucket[:, first - whole.buckets.start : last - whole.buckets.start, : rows_of * count]
+            into = by_bucket[:, first - blocks.buckets.start : last - blocks.buckets.start, : rows_of * count]
             torch.sub(source, pivot[:, None, None], out=torch.unflatten(into, 2, (rows_of, count)))
 
-    def _multiply(self, half: int, turn: Turn) -> None:
-        by_block = self._columns[: turn.size].view(-1, self.whole.block, self._width + 2)
-        products = self._products[turn.heads].view(-1, self._products.shape[-1])
+    def _multiply(self, half: int, chunk: HeadChunk) -> None:
+        by_block = self._columns[: chunk.size].view(-1, self._blocks.length, self._width + 2)
+        products = self._products[chunk.heads].view(-1, self._products.shape[-1])
         a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., : self._width]
         with _no_rounding():
             torch.bmm(a.transpose(1, 2), a, out=torch.unflatten(products[:, : half * half], 1, (half, half)))
             torch.bmm(rest.transpose(1, 2), x, out=torch.unflatten(products[:, half * half :], 1, (-1, self._width)))
 
-    def _add_spans(self, state: State) -> None:
+    def _add_spans(self, sums: RunningSums) -> None:
         """Squares of the group over each span of buckets, from the blocks themselves: in float32, as they are kept."""
-        squares, group = self._products.flatten(1, 2)[..., : -2 * self._width], self.whole.group
+        squares, group = self._products.flatten(1, 2)[..., : -2 * self._width], self._blocks.group
         with _no_rounding():
-            if group < state.groups.shape[1]:
-                target = state.groups[:, group]
+            if group < sums.groups.shape[1]:
+                target = sums.groups[:, group]
                 if squares.dtype == target.dtype:
                     torch.baddbmm(target, self._spans, squares, out=target)
                 else:
                     target.add_(torch.bmm(self._spans, squares))
-            if state.layout.sketch_spans:
-                add_sketches(state, group, slice(None), torch.bmm(self._sketch_spans, squares))
+            if sums.layout.sketch_spans:
+                sums.add_sketches(group, slice(None), torch.bmm(self._sketch_spans, squares))
 
 
-def _span_matrix(state: State, whole: Whole, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
+def _span_matrix(sums: RunningSums, blocks: GroupBlocks, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
     """(heads, spans, buckets × blocks): 1 where a block lies in a span."""
-    matrix = torch.zeros(len(spans), whole.buckets.stop - whole.buckets.start, whole.blocks, dtype=dtype)
+    matrix = torch.zeros(len(spans), blocks.buckets.stop - blocks.buckets.start, blocks.per_bucket, dtype=dtype)
     for number, span in enumerate(spans):
-        inside = slice(max(0, span.start - whole.buckets.start), max(0, span.stop - whole.buckets.start))
+        inside = slice(max(0, span.start - blocks.buckets.start), max(0, span.stop - blocks.buckets.start))
         matrix[number, inside] = 1.0
-    return matrix.flatten(1).to(state.device).expand(sum(state.heads.values()), -1, -1)
+    return matrix.flatten(1).to(sums.device).expand(sum(sums.heads.values()), -1, -1)
 
 
-def add_cells(state: State, buckets: slice, cells: Tensor) -> None:
+def add_cells(sums: RunningSums, buckets: slice, cells: Tensor) -> None:
     """Add a batch's cells to those of the buckets; `cells` may be changed."""
-    target = state.squares[:, buckets]
-    if state.carry is None:
+    target = sums.squares[:, buckets]
+    if sums.carry is None:
         target.add_(cells)
         return
-    carry = state.carry[:, buckets]
+    carry = sums.carry[:, buckets]
     # Kahan: what the last addition rounded away goes into the next one.
     corrected = cells.add_(carry)
     total = target + corrected

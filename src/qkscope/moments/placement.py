@@ -6,7 +6,7 @@ gather that fills equal blocks of every bucket, the last of them with tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,18 +15,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.moments.layout import PADDING, Layout
+from qkscope.moments.second_moments import Kind
 
 PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, whatever the context
 
 # On an accelerator a bucket is cut into so many blocks at most, none shorter than this: what bounds the memory of the
 # products, and the tokens over which float32 adds up.
 MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
+CHUNK_BYTES = 2**28  # bytes of centred vectors; where there are more, half of the heads are centred at a time
 
 BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class Tokens:
+    """Some tokens of a batch, one entry each."""
+
+    layout: Layout
+    rows: NDArray[np.intp]
+    tokens: NDArray[np.intp]  # places in the row
+    positions: NDArray[np.int64]
+    buckets: NDArray[np.intp]
+    groups: NDArray[np.intp]  # document groups
+
+    def where(self, chosen: NDArray[np.bool_]) -> Tokens:
+        """The chosen ones."""
+        arrays = (self.rows, self.tokens, self.positions, self.buckets, self.groups)
+        return Tokens(self.layout, *(array[chosen] for array in arrays))
+
+    @property
+    def cells(self) -> NDArray[np.intp]:
+        """Group × bucket of each, as one number."""
+        return self.groups * self.layout.buckets + self.buckets
+
+    def summed(self, values: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Sums of a value of each token (by default 1) per group and bucket."""
+        sums = np.bincount(self.cells, weights=values, minlength=self.layout.groups * self.layout.buckets)
+        return sums.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
+
+    @cached_property
+    def members(self) -> dict[int, NDArray[np.float32]]:
+        """For each group that is there (buckets, tokens): 1 where a token is in the bucket."""
+        buckets = np.arange(self.layout.buckets)[:, None] == self.buckets
+        return {int(g): (buckets & (self.groups == g)).astype(np.float32) for g in np.unique(self.groups)}
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
     """A batch: the position of each token (PADDING where there is none) and the document group of each row."""
 
     layout: Layout
@@ -41,55 +76,45 @@ class Placed:
             raise ValueError(f"document group outside 0 … {layout.groups - 1}: {sorted(set(groups))}")
 
     @cached_property
-    def real(self) -> NDArray[np.bool_]:
-        """Which tokens are summed."""
+    def is_summed(self) -> NDArray[np.bool_]:
+        """(rows, tokens): which tokens are summed."""
         return np.asarray((self.positions != PADDING) & (self.positions >= self.layout.skip_positions))
 
     @cached_property
-    def tokens(self) -> int:
-        """How many are."""
-        return int(self.real.sum())
-
-    @cached_property
-    def _listed(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]]:
-        """Row, token, position and bucket of each token that is summed."""
-        rows, tokens = np.nonzero(self.real)
+    def summed(self) -> Tokens:
+        """The tokens that are summed, row by row."""
+        rows, tokens = np.nonzero(self.is_summed)
         positions = self.positions[rows, tokens]
-        return rows, tokens, positions, np.searchsorted(self.layout.edges, positions, side="right") - 1
+        buckets = np.searchsorted(self.layout.edges, positions, side="right") - 1
+        return Tokens(self.layout, rows, tokens, positions, buckets, np.asarray(self.groups, dtype=np.intp)[rows])
 
     @cached_property
-    def _cells(self) -> NDArray[np.intp]:
-        """Group × bucket of each of these tokens, as one number."""
-        rows, _, _, buckets = self._listed
-        return np.asarray(self.groups)[rows] * self.layout.buckets + buckets
+    def unrotated(self) -> Tokens:
+        """The tokens that are also summed before rotation: one in some, none at position 0, where nothing rotates."""
+        summed, every = self.summed, max(1, self.layout.unrotated_every)
+        # Each group takes other positions.
+        return summed.where((summed.positions > 0) & ((summed.positions - summed.groups) % every == 0))
 
     @cached_property
     def counts(self) -> NDArray[np.float64]:
-        """Σ1, Σu and Σu² per group and bucket; the same for all layers."""
-        u, cells = self._listed[2] / self.layout.scale, self.layout.groups * self.layout.buckets
-        sums = [np.bincount(self._cells, weights=each, minlength=cells) for each in (np.ones_like(u), u, u * u)]
-        return np.stack(sums, axis=-1).reshape(self.layout.groups, self.layout.buckets, 3).astype(np.float64)
+        """Σ1, Σu and Σu² (groups, buckets, 3); the same for all layers."""
+        u = self.summed.positions / self.layout.scale
+        return np.stack([self.summed.summed(each) for each in (np.ones_like(u), u, u * u)], axis=-1)
 
     @cached_property
     def documents(self) -> NDArray[np.int64]:
-        """Rows that have a token there, per group and bucket."""
-        rows, size = self._listed[0], self.layout.groups * self.layout.buckets
-        once = np.unique(rows * size + self._cells) % size
+        """Rows that have a token there (groups, buckets)."""
+        size = self.layout.groups * self.layout.buckets
+        once = np.unique(self.summed.rows * size + self.summed.cells) % size
         return np.bincount(once, minlength=size).reshape(self.layout.groups, self.layout.buckets)
 
-    def evenly(self, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows and tokens of about `count` evenly taken ones."""
-        rows, tokens, _, _ = self._listed
+    def sample(self, count: int, window: int | None = None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows and tokens of about `count` evenly spaced ones, whose positions are below `window`."""
+        summed = self.summed
+        inside = np.flatnonzero(summed.positions < (window or self.layout.context))
         # An odd step: an even one could take a row's first token each time, which is unlike the others.
-        chosen = slice(None, None, len(rows) // count | 1)
-        return rows[chosen], tokens[chosen]
-
-    def within(self, window: int, count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows and tokens of about `count` evenly taken ones whose positions are below `window`."""
-        rows, tokens, positions, _ = self._listed
-        inside = np.flatnonzero(positions < window)
         chosen = inside[:: len(inside) // count | 1]
-        return rows[chosen], tokens[chosen]
+        return summed.rows[chosen], summed.tokens[chosen]
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -97,110 +122,105 @@ class Placed:
         return split_into_pieces(self.layout, self.positions, self.groups)
 
     @cached_property
-    def wholes(self) -> list[Whole]:
+    def blocks(self) -> list[GroupBlocks]:
         """The batch for an accelerator: one gather for each group, mostly one."""
-        rows, tokens, positions, buckets = self._listed
-        of_group = np.asarray(self.groups)[rows]
-        return [
-            _whole(
-                self.layout,
-                group,
-                self._runs_of(group),
-                *(part[of_group == group] for part in (rows, tokens, positions, buckets)),
-            )
-            for group in sorted(set(of_group.tolist()))
-        ]
+        groups = sorted(set(self.summed.groups.tolist()))
+        return [_group_blocks(self.summed.where(self.summed.groups == g), g, self._runs_of(g)) for g in groups]
 
-    def _runs_of(self, group: int) -> list[BucketRun]:
+    def _runs_of(self, group: int) -> tuple[BucketRun, ...]:
         """The buckets of a batch whose rows are all of this group and all whole; none of any other."""
         alone = all(each == group for each in self.groups) and all(_is_prefix(row) for row in self.positions)
         length = self.positions.shape[1]
-        return list(_runs(self.layout, length, widest=length)) if alone else []
+        return tuple(_runs(self.layout, length, widest=length)) if alone else ()
 
-    @cached_property
-    def spaced(self) -> Spaced:
-        """The tokens that are also summed before rotation: one in some, none at position 0, where nothing turns."""
-        rows, tokens, positions, buckets = self._listed
-        groups, every = np.asarray(self.groups)[rows], max(1, self.layout.unrotated_every)
-        chosen = (positions > 0) & ((positions - groups) % every == 0)  # other groups, other positions
-        return Spaced(self.layout, *(part[chosen] for part in (rows, tokens, positions, buckets, groups)))
+
+# -- for an accelerator ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Spaced:
-    """Some tokens of a batch, for what is summed before rotation."""
-
-    layout: Layout
-    rows: NDArray[np.intp]
-    tokens: NDArray[np.intp]
-    positions: NDArray[np.int64]
-    buckets: NDArray[np.intp]
-    groups: NDArray[np.intp]
-
-    @cached_property
-    def counts(self) -> NDArray[np.float64]:
-        """How many there are, per group and bucket."""
-        cells = self.groups * self.layout.buckets + self.buckets
-        counts = np.bincount(cells, minlength=self.layout.groups * self.layout.buckets)
-        return counts.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
-
-    @cached_property
-    def members(self) -> dict[int, NDArray[np.float32]]:
-        """For each group that is there (buckets, tokens): 1 where a token is in the bucket."""
-        buckets = np.arange(self.layout.buckets)[:, None] == self.buckets
-        return {int(g): (buckets & (self.groups == g)).astype(np.float32) for g in np.unique(self.groups)}
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """All tokens of a batch that are of one group, as equal blocks: (buckets, blocks, block) of each.
+class GroupBlocks:
+    """All tokens of a batch that are of one group, as equal blocks (buckets, per_bucket, length).
 
     Where the batch is nothing but whole rows of that group, `runs` says which tokens go where in other words.
     """
 
     group: int
     buckets: slice
-    blocks: int  # of each bucket
-    block: int  # tokens in each
-    rows: NDArray[np.intp]  # (buckets × blocks × block,)
+    per_bucket: int  # blocks
+    length: int  # tokens in a block
+    rows: NDArray[np.intp]  # (buckets × per_bucket × length,)
     tokens: NDArray[np.intp]
     weights: NDArray[np.float32]  # 0 where a block is filled up
     steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
     runs: tuple[BucketRun, ...] = ()
 
 
-def _whole(
-    layout: Layout,
-    group: int,
-    runs: Sequence[BucketRun],
-    rows: NDArray[np.intp],
-    tokens: NDArray[np.intp],
-    positions: NDArray[np.int64],
-    buckets: NDArray[np.intp],
-) -> Whole:
-    first, last = int(buckets.min()), int(buckets.max()) + 1
-    counts = np.bincount(buckets - first, minlength=last - first)
+def _group_blocks(of: Tokens, group: int, runs: tuple[BucketRun, ...]) -> GroupBlocks:
+    first, last = int(of.buckets.min()), int(of.buckets.max()) + 1
+    counts = np.bincount(of.buckets - first, minlength=last - first)
     longest = int(counts.max())
     blocks = min(MOST_BLOCKS, -(-longest // SHORTEST_BLOCK))
     block = -(-longest // blocks)
-    order = np.argsort(buckets, kind="stable")
+    order = np.argsort(of.buckets, kind="stable")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     place = np.arange(blocks * block)
     index = order[np.minimum(starts[:, None] + np.minimum(place, np.maximum(counts - 1, 0)[:, None]), len(order) - 1)]
     weights = (place < counts[:, None]).astype(np.float32)
-    steps = (positions[index] - np.array(layout.middles[first:last])[:, None]) * weights
+    steps = (of.positions[index] - np.array(of.layout.middles[first:last])[:, None]) * weights
     flat = index.ravel()
-    return Whole(
+    return GroupBlocks(
         group,
         slice(first, last),
         blocks,
         block,
-        rows[flat],
-        tokens[flat],
+        of.rows[flat],
+        of.tokens[flat],
         weights.ravel(),
         steps.astype(np.float32).ravel(),
-        tuple(runs),
+        runs,
     )
+
+
+@dataclass(frozen=True)
+class HeadSlice:
+    """Heads of one kind, and where they lie among those that are centred with them."""
+
+    kind: Kind
+    heads: slice
+    columns: slice
+
+
+@dataclass(frozen=True)
+class HeadChunk:
+    """Heads that are centred and multiplied together."""
+
+    parts: tuple[HeadSlice, ...]
+    heads: slice  # of all heads, queries before keys
+
+    @property
+    def size(self) -> int:
+        """How many heads."""
+        return int(self.heads.stop - self.heads.start)
+
+
+def head_chunks(heads: Mapping[Kind, int], bytes_per_head: int) -> list[HeadChunk]:
+    """All heads together, or, where that takes much memory, the first queries and then the others with the keys."""
+    every, queries = sum(heads.values()), heads.get("q", 0)
+    first = min(queries, -(-every // 2)) if every * bytes_per_head > CHUNK_BYTES else 0
+    chunks = []
+    for start, stop in pairwise([0, first, every] if 0 < first < every else [0, every]):
+        parts = []
+        if start < queries:
+            last = min(stop, queries)
+            parts.append(HeadSlice("q", slice(start, last), slice(0, last - start)))
+        if stop > queries:
+            begin = max(start, queries)
+            parts.append(HeadSlice("k", slice(begin - queries, stop - queries), slice(begin - start, stop - start)))
+        chunks.append(HeadChunk(tuple(parts), slice(start, stop)))
+    return chunks
+
+
+# -- for the host ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,13 +266,12 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
-def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[BucketRun]:
-    """Consecutive buckets that are equally filled; a bucket wider than `widest` is cut."""
+def _runs(layout: Layout, length: int, widest: int | None = None) -> Iterator[BucketRun]:
+    """Consecutive buckets that are equally filled; a bucket wider than `widest` (PIECE_TOKENS) is cut."""
     run: list[int] | None = None
+    widest = PIECE_TOKENS if widest is None else widest
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):
         start, stop = max(left, layout.skip_positions), min(right, length)
-        if start >= stop:
-            continue
         for begin in range(start, stop, widest):
             width = min(widest, stop - begin)
             if run and run[3] == width and run[1] == bucket and begin == run[2] + (run[1] - run[0]) * width:
@@ -267,8 +286,7 @@ def _runs(layout: Layout, length: int, widest: int = PIECE_TOKENS) -> Iterator[B
 
 def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
     """Pieces of one row with padding or sampled positions: one gather per bucket."""
-    included = np.flatnonzero(positions >= layout.skip_positions)
-    included = included[positions[included] != PADDING]
+    included = np.flatnonzero((positions >= layout.skip_positions) & (positions != PADDING))
     buckets = np.searchsorted(layout.edges, positions[included], side="right") - 1
     for bucket in np.unique(buckets):
         tokens = included[buckets == bucket]

@@ -1,4 +1,4 @@
-"""The directions of sketches, from the first batch, and how batches are added to sketches (see sketch.py)."""
+"""What the first batch decides: the pivot that sums are about, and the directions of sketches (see host_sums.py)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,54 @@ import torch
 from torch import Tensor
 
 from qkscope.moments.layout import sketch_blocks
-from qkscope.moments.placing import Placed
-from qkscope.moments.second import Array, Kind
+from qkscope.moments.placement import Placement
+from qkscope.moments.second_moments import Array, Kind
 
 if TYPE_CHECKING:
-    from qkscope.moments.state import State
+    from qkscope.moments.running_sums import RunningSums
 
+PIVOT_TOKENS = 256  # tokens, evenly taken from the first ones, that decide on the pivot
 PILOT_TOKENS = 512  # tokens of each window, evenly taken, that the directions come from
 ITERATIONS, MORE = 12, 4  # of the subspace iteration, and vectors that it takes beyond those asked for
 
 
-def choose_directions(state: State, vectors: Mapping[Kind, Tensor], placed: Placed) -> Tensor:
+def coarse_mean(x: Tensor, placed: Placement) -> Tensor:
+    """The mean of (rows, heads, tokens, width), to within a standard deviation or so: some tokens will do.
+
+    A pivot of few bits leaves the vectors on the grid of their own precision: subtracting it rounds almost nothing
+    away, and products of half-precision vectors about it need little rounding either.
+    """
+    rows, tokens = placed.sample(PIVOT_TOKENS)
+    some = x.permute(1, 0, 2, 3)[:, torch.from_numpy(rows).to(x.device), torch.from_numpy(tokens).to(x.device)]
+    some = some.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    mean = some.mean(dim=1)
+    deviation = (some - mean[:, None]).square_().mean(dim=1).sqrt_()  # torch's own takes three times as long
+    grid = torch.exp2(torch.floor(torch.log2(deviation)))
+    coarse = torch.where(grid > 0, torch.round(mean / grid) * grid, mean)
+    return torch.where(torch.isfinite(coarse), coarse, 0.0).to(torch.float32).to(some.dtype)
+
+
+def choose_directions(sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> Tensor:
     """(blocks of all heads, width, m): the leading components of each query head, and those that its keys need.
 
     They lead in the mean over windows of the covariance of queries and keys together, each in units of its trace.
     """
-    size, blocks = sketch_blocks(state.layout, state.heads, state.width)
+    size, blocks = sketch_blocks(sums.layout, sums.heads, sums.width)
     pooled = np.nan_to_num(_pooled(vectors, placed), nan=0.0, posinf=0.0, neginf=0.0)
     queries = leading(pooled, size)
-    keys = state.heads["k"]
+    keys = sums.heads["k"]
     weighted = queries * np.linspace(1.0, 0.5, size)  # where keys have no room for all, the first ones stay
-    readers = weighted.reshape(keys, -1, state.width, size).transpose(0, 2, 1, 3).reshape(keys, state.width, -1)
+    readers = weighted.reshape(keys, -1, sums.width, size).transpose(0, 2, 1, 3).reshape(keys, sums.width, -1)
     of_keys = np.linalg.svd(readers, full_matrices=False)[0][..., : size * blocks["k"]]
-    of_keys = of_keys.reshape(keys, state.width, blocks["k"], size).transpose(0, 2, 1, 3)
-    every = np.concatenate([queries, of_keys.reshape(-1, state.width, size)])
-    return torch.from_numpy(every.astype(np.float32)).to(state.device)
+    of_keys = of_keys.reshape(keys, sums.width, blocks["k"], size).transpose(0, 2, 1, 3)
+    every = np.concatenate([queries, of_keys.reshape(-1, sums.width, size)])
+    return torch.from_numpy(every.astype(np.float32)).to(sums.device)
 
 
-def _pooled(vectors: Mapping[Kind, Tensor], placed: Placed) -> Array:
+def _pooled(vectors: Mapping[Kind, Tensor], placed: Placement) -> Array:
     total: Tensor | None = None
     for window in placed.layout.windows():
-        rows, tokens = (torch.from_numpy(of).to(vectors["q"].device) for of in placed.within(window, PILOT_TOKENS))
+        rows, tokens = (torch.from_numpy(of).to(vectors["q"].device) for of in placed.sample(PILOT_TOKENS, window))
         if not len(rows):
             continue
         q, k = (vectors[kind].transpose(0, 1)[:, rows, tokens].to(torch.float32) for kind in ("q", "k"))
@@ -67,21 +84,3 @@ def leading(covariance: Array, count: int) -> Array:
         basis = np.linalg.qr(covariance @ basis)[0]
     _, inside = np.linalg.eigh(basis.swapaxes(1, 2) @ covariance @ basis)
     return np.asarray(basis @ inside[..., ::-1][..., :count])
-
-
-def add_sketches(state: State, group: int, spans: slice, squares: Tensor) -> None:
-    """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
-    if state.directions is None:
-        raise ValueError("there are no directions before the first vectors")
-    squares = squares.to(torch.float32)
-    state.powers[group, :, spans].add_(squares @ state.diagonal)
-    chosen = squares if state.owners is None else squares.index_select(0, state.owners)
-    count, half, flat = chosen.shape[1], state.half, chosen.flatten(0, 1)
-    directions = state.directions if count == 1 else state.directions.repeat_interleave(count, dim=0)
-    corner = torch.unflatten(flat[:, : half * half], 1, (half, half))
-    lower = torch.unflatten(flat[:, half * half :], 1, (-1, state.width))
-    target = state.sketches[group, :, spans].flatten(0, 1)
-    top, bottom = target[:, :half], target[:, half:]
-    torch.baddbmm(top, corner, directions[:, :half], out=top)
-    torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
-    torch.baddbmm(bottom, lower, directions, out=bottom)

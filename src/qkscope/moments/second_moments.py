@@ -8,7 +8,8 @@ The symmetric matrix is kept as its upper triangle: half the memory, half the fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Kind = Literal["q", "k"]  # queries or keys
+KINDS: tuple[Kind, Kind] = ("q", "k")
+FIRST_SUMS = ("n", "u", "uu", "x", "xu")
+SUMS = (*FIRST_SUMS, "xx")
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class SecondMoments:
-    """Sums about `pivot`; the leading axes of all arrays agree."""
+    """Sums about `pivot`, which is shared by all entries after the heads axis."""
 
-    pivot: Array  # (heads, d): one per head, whatever further axes there are
+    pivot: Array  # (heads, d)
     n: Array  # (heads, ...)
     u: Array  # (heads, ...)
     uu: Array  # (heads, ...)
@@ -61,29 +65,23 @@ class SecondMoments:
         xx = translated_squares(self.xx, self.x, self.n, step)
         step = np.expand_dims(step, tuple(range(1, self.n.ndim)))
         x, xu = self.x + self.n[..., None] * step, self.xu + self.u[..., None] * step
-        return SecondMoments(pivot, self.n, self.u, self.uu, x, xu, xx)
+        return replace(self, pivot=pivot, x=x, xu=xu, xx=xx)
 
     def __add__(self, other: SecondMoments) -> SecondMoments:
         other = other.translated(self.pivot)
-        return SecondMoments(
-            self.pivot,
-            self.n + other.n,
-            self.u + other.u,
-            self.uu + other.uu,
-            self.x + other.x,
-            self.xu + other.xu,
-            self.xx + other.xx,
-        )
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in SUMS})
 
-    def summed(self, cells: slice | NDArray[np.intp]) -> SecondMoments:
-        """Add up the chosen cells of axis 1 (buckets or groups)."""
-        parts = (getattr(self, name)[:, cells].sum(axis=1) for name in ("n", "u", "uu", "x", "xu", "xx"))
-        return SecondMoments(self.pivot, *parts)
+    def __sub__(self, part: SecondMoments) -> SecondMoments:
+        """The sums of all but `part`, which are about the same pivot."""
+        return replace(self, **{name: getattr(self, name) - getattr(part, name) for name in SUMS})
 
-    def chosen(self, cells: slice) -> SecondMoments:
-        """The chosen cells of axis 1, each for itself."""
-        parts = (getattr(self, name)[:, cells] for name in ("n", "u", "uu", "x", "xu", "xx"))
-        return SecondMoments(self.pivot, *parts)
+    def map(self, change: Callable[[Array], Array]) -> SecondMoments:
+        """`change` applied to each of the sums."""
+        return replace(self, **{name: change(getattr(self, name)) for name in SUMS})
+
+    def summed(self, cells: slice) -> SecondMoments:
+        """The sum over some cells of axis 1 (buckets or groups)."""
+        return self.map(lambda sums: sums[:, cells].sum(axis=1))
 
     def statistics(self, scale: float) -> Statistics:
         """Means and covariances, with positions back in tokens."""
@@ -106,6 +104,12 @@ def translated_squares(xx: NDArray[Any], x: NDArray[Any], n: Array, step: Array)
     by = np.expand_dims(step, tuple(range(1, n.ndim)))  # (heads, 1.., d): x about the new pivot = x + step
     cross = x[..., rows] * by[..., columns] + by[..., rows] * x[..., columns]
     return np.asarray(xx + cross + n[..., None] * by[..., rows] * by[..., columns], dtype=np.float64)
+
+
+def divided(part: Array, whole: Array) -> Array:
+    """part / whole, and 0 where the whole has no tokens; `whole` is broadcast to the shape of `part`."""
+    whole = np.broadcast_to(whole, part.shape)
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 @lru_cache(maxsize=16)

@@ -5,43 +5,60 @@ s the position counted from the bucket's middle:
 
     squares   (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs)      float64   every number of every table
     groups    (heads, groups - 1, spans, Σaaᵀ | Σbxᵀ)       float32   errors, at the common window and beyond it
-    sketches  (groups, blocks, spans, Σx(xᵀΩ))              float32   errors, at the other windows (sketch.py)
+    sketches  (groups, blocks, spans, Σx(xᵀΩ))              float32   errors, at the other windows (host_sums.py)
     powers    (groups, heads, spans, Σ|x|²)                 float32   the same
     crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
-    before    (heads, Σyyᵀ)                                 float32   y: one token in some, before rotation
-    drift     (heads, groups, buckets, Σy)                  float32   how y depends on position
+    unrotated_squares  (heads, Σyyᵀ)                        float32   y: one token in some, before rotation
+    unrotated_sums     (heads, groups, buckets, Σy)         float32   how y depends on position
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
 The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
 those of all buckets without the other groups'. Each block of a head has the same number of directions Ω. Devices
-without float64 keep `squares` in float32 with the rounding of every addition beside it (`carry`).
+without float64 keep `squares` in float32 with the rounding of every addition in `carry`.
+
+Queries and keys go through the same few calls: subtract the pivot into columns that also hold ones and positions,
+multiply, add to the sums. The pivot is near the mean of the first tokens seen, so that what is squared is the spread.
+There are two ways of doing it, chosen by the device (host_arithmetic.py, device_arithmetic.py); both make the same
+sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkscope.moments.held import FirstMoments, KindMoments, LayerMoments, Unrotated
-from qkscope.moments.layout import Layout, sketch_blocks
-from qkscope.moments.second import Array, Kind, SecondMoments, triangle
+from qkscope.layers import LayerFacts, Rotation
+from qkscope.moments.device_arithmetic import DeviceArithmetic
+from qkscope.moments.first_batch import choose_directions, coarse_mean
+from qkscope.moments.host_arithmetic import HostArithmetic
+from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
+from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
+from qkscope.moments.placement import Placement, Tokens
+from qkscope.moments.second_moments import Array, Kind, SecondMoments, triangle
 from qkscope.moments.sizes import cell_size
-from qkscope.moments.sketch import Sketch
+from qkscope.moments.unrotate import Unrotation
 
 
-class State:
-    """The tensors of the table above, all zero at first."""
+class RunningSums:
+    """The tensors of the table above, all zero at first, of `heads` query and key heads of one layer."""
 
     def __init__(
-        self, layout: Layout, heads: Mapping[Kind, int], width: int, device: torch.device, unrotated: bool = False
+        self,
+        layout: Layout,
+        heads: Mapping[Kind, int],
+        width: int,
+        device: torch.device,
+        rotation: Rotation | None = None,
+        unrotated: bool = False,
     ) -> None:
-        self.layout, self.unrotated = layout, unrotated
+        self.layout, self.rotation, self.unrotated = layout, rotation, unrotated
         self.heads = dict(heads)  # "q" and "k", in the order in which they lie in the sums
         self.width, self.half, self.device = width, width // 2, device
         count, per_cell = sum(heads.values()), cell_size(width)
@@ -57,13 +74,20 @@ class State:
         self.halves = self.squares[..., : self.half**2], self.squares[..., self.half**2 :]  # Σaaᵀ; Σ[b, 1, s]xᵀ
         self.pivot: Tensor | None = None  # (heads, width), float64 wherever there is float64
         self._pivots: dict[tuple[torch.dtype, bool], tuple[Tensor, ...]] = {}
-        self.flag: Tensor | None = None  # on a device: one number that is finite if what the last batch added is
+        self.finite_check: Tensor | None = None  # on a device: a number that is finite if the last batch's sums are
         summed = count if unrotated else 0
-        self.before = zeros(summed, width, width)
-        self.drift = zeros(summed, layout.groups, layout.buckets, width)
-        self.rest_pivot: Tensor | None = None  # of the vectors before rotation
-        self.rest_move = zeros(summed, 1, width)  # the same, as it is added: (heads, 1, width) with the other sign
-        self.rest_counts = np.zeros((layout.groups, layout.buckets))
+        self.unrotated_squares = zeros(summed, width, width)
+        self.unrotated_sums = zeros(summed, layout.groups, layout.buckets, width)
+        self.unrotated_pivot: Tensor | None = None  # (heads, width)
+        self._minus_unrotated_pivot: Tensor | None = None  # (heads, 1, width)
+        self.unrotated_counts = np.zeros((layout.groups, layout.buckets))
+
+    @classmethod
+    def of_layer(cls, layout: Layout, facts: LayerFacts, device: torch.device) -> RunningSums:
+        """No sums yet, for a layer's queries and keys."""
+        return cls(
+            layout, heads_by_kind(facts), facts.head_dim, device, facts.rotation, unrotated=can_unrotate(layout, facts)
+        )
 
     def _start_sketches(self) -> None:
         layout, spans, count = self.layout, len(self.layout.sketch_spans), sum(self.heads.values())
@@ -89,17 +113,72 @@ class State:
     @property
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
-        held = (self.squares, self.carry, self.groups, self.crossed, self.before, self.drift)
-        sketched = (self.sketches, self.powers, self.directions)
-        return sum(each.nbytes for each in (*held, *sketched, self.pivot, self.rest_pivot) if each is not None)
+        sums = (self.squares, self.carry, self.groups, self.crossed, self.unrotated_squares, self.unrotated_sums)
+        chosen = (self.directions, self.pivot, self.unrotated_pivot)
+        return sum(each.nbytes for each in (*sums, self.sketches, self.powers, *chosen) if each is not None)
 
     @property
     def tokens(self) -> int:
         """Tokens added so far."""
         return int(self.counts[..., 0].sum())
 
+    def add(self, vectors: Mapping[Kind, Tensor], placed: Placement, scratch: Scratch) -> None:
+        """Add (rows, heads, tokens, width) of each kind as placed.
+
+        The host raises NonFinite before anything bad is added; a device is asked once per pass (`has_non_finite`).
+        """
+        if not len(placed.summed.rows):
+            return
+        arithmetic = scratch.arithmetic(self.device)
+        if self.pivot is None:
+            self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
+            if self.layout.sketch_spans:
+                self.directions = choose_directions(self, vectors, placed)
+        arithmetic.add(self, vectors, placed)
+        self.counts += placed.counts
+        if self.unrotated and len(placed.unrotated.rows):
+            unrotation = scratch.unrotation(self.rotation, placed.unrotated, next(iter(vectors.values())))
+            self._add_unrotated(vectors, unrotation, arithmetic)
+
+    def _add_unrotated(
+        self, vectors: Mapping[Kind, Tensor], unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
+    ) -> None:
+        """Add the vectors before rotation of some of these tokens."""
+        chosen = unrotation.chosen(vectors)
+        if self.unrotated_pivot is None:
+            none = torch.zeros(chosen.shape[0], 1, chosen.shape[2], dtype=torch.float32, device=chosen.device)
+            mean = unrotation.apply(chosen, none).mean(dim=1)
+            self.unrotated_pivot = torch.where(torch.isfinite(mean), mean, 0.0).to(torch.float32)
+            self._minus_unrotated_pivot = -self.unrotated_pivot[:, None, :]
+        assert self._minus_unrotated_pivot is not None
+        y = unrotation.apply(chosen, self._minus_unrotated_pivot)
+        squares = self.unrotated_squares.to(y.dtype)  # itself, unless the vectors are float64
+        torch.baddbmm(squares, y.transpose(1, 2), y, out=squares)
+        if squares is not self.unrotated_squares:
+            self.unrotated_squares.copy_(squares)
+        for group, members in unrotation.members:
+            arithmetic.add_product(self.unrotated_sums[:, group], members, y)
+        self.unrotated_counts += unrotation.tokens.summed()
+
+    def add_sketches(self, group: int, spans: slice, squares: Tensor) -> None:
+        """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
+        if self.directions is None:
+            raise ValueError("there are no directions before the first vectors")
+        squares = squares.to(torch.float32)
+        self.powers[group, :, spans].add_(squares @ self.diagonal)
+        chosen = squares if self.owners is None else squares.index_select(0, self.owners)
+        count, half, flat = chosen.shape[1], self.half, chosen.flatten(0, 1)
+        directions = self.directions if count == 1 else self.directions.repeat_interleave(count, dim=0)
+        corner = torch.unflatten(flat[:, : half * half], 1, (half, half))
+        lower = torch.unflatten(flat[:, half * half :], 1, (-1, self.width))
+        target = self.sketches[group, :, spans].flatten(0, 1)
+        top, bottom = target[:, :half], target[:, half:]
+        torch.baddbmm(top, corner, directions[:, :half], out=top)
+        torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
+        torch.baddbmm(bottom, lower, directions, out=bottom)
+
     def to_host(self) -> LayerMoments:
-        """The same sums as numpy arrays, each kind apart and squares as packed triangles."""
+        """The same sums as numpy arrays, queries and keys separately, squares as packed triangles."""
         if self.pivot is None:
             raise ValueError("nothing was added")
         by_kind: dict[Kind, KindMoments] = {}
@@ -120,11 +199,11 @@ class State:
             cells = cells + _numpy(self.carry[heads])
         x, xu = self._first_sums(cells[..., -2 * self.width :])
         n, u, uu = (part.sum(axis=2) for part in (crossed.n, crossed.u, crossed.uu))
-        return SecondMoments(pivot, n, u, uu, x, xu, _packed(cells, self.width))
+        return SecondMoments(pivot, n, u, uu, x, xu, np.take(cells, _places(self.width), axis=-1))
 
     def _groups(self, heads: slice, buckets: SecondMoments) -> NDArray[np.float32]:
         """The squares of every group over each span, the last group's from those of all."""
-        others = _packed(_numpy(self.groups[heads], np.float32), self.width)
+        others = np.take(_numpy(self.groups[heads], np.float32), _places(self.width), axis=-1)
         whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
         with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
             last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
@@ -167,20 +246,20 @@ class State:
             return None
         rows, columns = triangle(self.width)
         nothing = torch.zeros(sum(self.heads.values()), self.width)
-        before = _numpy(self.before[heads], np.float32)
+        before = _numpy(self.unrotated_squares[heads], np.float32)
         return Unrotated(
-            pivot=_numpy((nothing if self.rest_pivot is None else self.rest_pivot)[heads]),
-            n=self.rest_counts.T.copy(),
-            x=np.ascontiguousarray(_numpy(self.drift[heads], np.float32).swapaxes(1, 2)),
+            pivot=_numpy((nothing if self.unrotated_pivot is None else self.unrotated_pivot)[heads]),
+            n=self.unrotated_counts.T.copy(),
+            x=np.ascontiguousarray(_numpy(self.unrotated_sums[heads], np.float32).swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
         )
 
 
 def _diagonal(width: int) -> NDArray[np.float32]:
     """1 where Σaaᵀ | Σbxᵀ, flat, have the diagonal of Σxxᵀ, 0 elsewhere."""
-    half, index = width // 2, np.arange(width)
+    half, (rows, columns) = width // 2, triangle(width)
     cell = np.zeros(half * half + (width - half) * width, dtype=np.float32)
-    cell[np.where(index < half, index * half + index, half * half + (index - half) * width + index)] = 1.0
+    cell[_places(width)[rows == columns]] = 1.0
     return cell
 
 
@@ -193,11 +272,6 @@ def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:
     return tensor.cpu().numpy().astype(dtype, copy=False)
 
 
-def _packed(cells: NDArray[Any], width: int) -> NDArray[Any]:
-    """The upper triangle of Σxxᵀ, in row order, from Σaaᵀ | Σbxᵀ."""
-    return np.take(cells, _places(width), axis=-1)
-
-
 @lru_cache(maxsize=16)
 def _places(width: int) -> NDArray[np.intp]:
     """Where the entries of a packed triangle are in Σaaᵀ followed by Σbxᵀ, both flat."""
@@ -205,3 +279,40 @@ def _places(width: int) -> NDArray[np.intp]:
     rows, columns = triangle(width)
     in_corner, in_lower = rows * half + columns, half * half + (columns - half) * width + rows
     return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half
+
+
+Way = Literal["host", "device"]
+ROTATIONS = 8  # inverse rotations kept: layers mostly share one; a batch of another length needs another
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Where a model runs in autocast, products of float32 would be rounded to half precision, too."""
+    here = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if here else nullcontext()
+
+
+class Scratch:
+    """What layers share while batches are added: memory, plans and inverse rotations."""
+
+    def __init__(self, way: Way | None = None) -> None:
+        self._way = way
+        self._arithmetic: dict[str, HostArithmetic | DeviceArithmetic] = {}
+        self._rotations: dict[tuple[object, ...], Unrotation] = {}
+
+    def arithmetic(self, device: torch.device) -> HostArithmetic | DeviceArithmetic:
+        """How sums are made on this device: in cache-sized pieces on the host, in few large calls elsewhere."""
+        if str(device) not in self._arithmetic:
+            on_host = (self._way or ("host" if device.type == "cpu" else "device")) == "host"
+            self._arithmetic[str(device)] = HostArithmetic() if on_host else DeviceArithmetic()
+        return self._arithmetic[str(device)]
+
+    def unrotation(self, rotation: Rotation | None, tokens: Tokens, like: Tensor) -> Unrotation:
+        """The inverse of a layer's rotation at these positions."""
+        dtype, width = torch.float64 if like.dtype == torch.float64 else torch.float32, like.shape[-1]
+        key = (rotation, width, like.device, dtype)
+        cached = self._rotations.get(key)
+        if cached is None or cached.tokens is not tokens:
+            if len(self._rotations) >= ROTATIONS:
+                self._rotations.clear()
+            cached = self._rotations[key] = Unrotation(rotation, width, tokens, like.device, dtype)
+        return cached

@@ -1,0 +1,256 @@
+"""One layer's sums on the host, as arrays that add: what `RunningSums` becomes, what a file holds, what tables use.
+
+Everything is about pivots, so sums of two shards with other pivots are translated before they are added. What serves
+errors alone (groups, crossed sums, sketches) is float32; so is what was summed before rotation.
+
+A full Σxxᵀ per document group and window would take too much memory. Near the leading component v of a head, its change
+without a group depends on the group's Σxxᵀv alone, to first order. So groups keep sketches Σx(xᵀΩ), where Ω holds the
+leading components of the first batch. A group's squares are estimated from three parts: its own mean, its share of the
+scatter of all groups, and the smallest symmetric correction that agrees with the sketch. Σ|x|² is kept as well, so the
+total variance is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkscope.moments.layout import Layout
+from qkscope.moments.second_moments import KINDS, Array, Kind, SecondMoments, divided, square, translated_squares
+
+Single = NDArray[np.float32]
+OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
+
+
+@dataclass(frozen=True)
+class SpanSums:
+    """The first sums of each group over one span, and the squares of all groups together."""
+
+    n: Array  # (heads, groups)
+    x: Array  # (heads, groups, d)
+    packed: Array  # (heads, d (d + 1) / 2)
+
+    @property
+    def mean(self) -> Array:
+        """(heads, groups, d): about the pivot; 0 where a group has no tokens."""
+        return divided(self.x, self.n[..., None])
+
+    @property
+    def share(self) -> Array:
+        """(heads, groups): of the tokens."""
+        return divided(self.n, self.n.sum(axis=1, keepdims=True))
+
+    @property
+    def scatter(self) -> Array:
+        """(heads, d, d): the squares about the groups' means."""
+        full = np.take(self.packed, square(self.x.shape[-1]), axis=-1)
+        return np.asarray(full - self.x.swapaxes(1, 2) @ self.mean)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Each group's squares along a few directions, over some spans of buckets; about the pivot of the squares."""
+
+    directions: Single  # (heads, d, m): orthonormal columns, Ω
+    y: Single  # (heads, groups, spans, d, m): Σx(xᵀΩ)
+    power: Single  # (heads, groups, spans): Σ|x|²
+
+    @OVERFLOWING
+    def __add__(self, other: Sketch) -> Sketch:
+        """The sums of both; the other has the same pivots and directions."""
+        return Sketch(self.directions, self.y + other.y, self.power + other.power)
+
+    @OVERFLOWING
+    def translated(self, spans: list[SpanSums], step: Array) -> Sketch:
+        """The same sums about a pivot that is `step` (heads, d) lower, given the groups' first sums about the old."""
+        if not step.any():
+            return self
+        along = np.einsum("hd,hdm->hm", step, self.directions)[:, None]  # (heads, 1, m)
+        y, power = self.y.astype(np.float64), self.power.astype(np.float64)
+        for number, span in enumerate(spans):
+            projected = span.x @ self.directions.astype(np.float64) + span.n[..., None] * along
+            y[:, :, number] += span.x[..., None] * along[:, :, None] + step[:, None, :, None] * projected[:, :, None]
+            power[:, :, number] += 2.0 * np.einsum("hgd,hd->hg", span.x, step) + span.n * (step**2).sum(axis=1)[:, None]
+        return replace(self, y=y.astype(np.float32), power=power.astype(np.float32))
+
+    @OVERFLOWING
+    def along(self, directions: Single, spans: list[SpanSums]) -> Sketch:
+        """The same sums along other directions, estimated where these do not hold them."""
+        if np.array_equal(directions, self.directions):
+            return self
+        onto = directions.astype(np.float64)
+        groups = range(self.y.shape[1])
+        y = [np.stack([self.squares(span, number, g, onto) for g in groups], 1) for number, span in enumerate(spans)]
+        return Sketch(directions, np.stack(y, axis=2).astype(np.float32), self.power)
+
+    @OVERFLOWING
+    def squares(self, span: SpanSums, number: int, group: int, onto: Array | None = None) -> Array:
+        """One group's estimated Σxxᵀ (heads, d, d) over a span, or its product with `onto` (heads, d, k)."""
+        directions = self.directions.astype(np.float64)
+        adjoint = directions.swapaxes(1, 2)
+        scatter, x, mean = span.scatter, span.x[:, group, :, None], span.mean[:, group, None, :]
+        share = span.share[:, group, None, None]
+        within = scatter @ directions
+        own = x * (mean @ directions)
+        difference = self.y[:, group, number] - own - share * within  # (heads, d, m)
+        inner = adjoint @ difference
+        inner = (inner + inner.swapaxes(1, 2)) / 2
+        total = self.power[:, group, number] - (x[..., 0] * mean[:, 0]).sum(axis=1)
+        total = total - share[:, 0, 0] * np.trace(scatter, axis1=1, axis2=2) - np.trace(inner, axis1=1, axis2=2)
+        if onto is None:
+            seen, of_scatter, of_mean, back = adjoint, scatter, mean, difference.swapaxes(1, 2)
+            left = scatter - within @ adjoint
+        else:
+            seen, of_scatter, of_mean = adjoint @ onto, scatter @ onto, mean @ onto
+            back = difference.swapaxes(1, 2) @ onto
+            left = of_scatter - within @ seen
+        left = left - directions @ (adjoint @ left)  # the scatter outside the directions
+        outside = np.trace(scatter, axis1=1, axis2=2) - np.trace(adjoint @ within, axis1=1, axis2=2)
+        more = np.maximum(divided(total, outside), -share[:, 0, 0])[:, None, None]
+        correction = difference @ seen + directions @ (back - inner @ seen)
+        return np.asarray(x * of_mean + share * of_scatter + correction + more * left)
+
+
+@dataclass(frozen=True)
+class FirstMoments:
+    """Sums of vectors, not of their squares, per bucket and document group; about the pivot of the squares."""
+
+    n: Array  # (heads, buckets, groups)
+    u: Array
+    uu: Array
+    x: Single  # (heads, buckets, groups, d)
+    xu: Single
+
+    def translated(self, step: Array) -> FirstMoments:
+        """The same sums about a pivot that is `step` (heads, d) lower."""
+        by = step[:, None, None, :]
+        x, xu = self.x + self.n[..., None] * by, self.xu + self.u[..., None] * by
+        return replace(self, x=x.astype(np.float32), xu=xu.astype(np.float32))
+
+    def __add__(self, other: FirstMoments) -> FirstMoments:
+        return FirstMoments(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Unrotated:
+    """Sums of vectors as they were before rotation, from some of the tokens; position 0 is not among them."""
+
+    pivot: Array  # (heads, d)
+    n: Array  # (buckets, groups): the same for all heads
+    x: Single  # (heads, buckets, groups, d)
+    xx: Single  # (heads, d (d + 1) / 2): over all buckets and groups
+
+    def __add__(self, other: Unrotated) -> Unrotated:
+        step = other.pivot - self.pivot
+        moved = other.x + other.n[..., None] * step[:, None, None, :]
+        squares = translated_squares(other.xx, other.x.sum(axis=(1, 2)), np.full(len(step), other.n.sum()), step)
+        return Unrotated(
+            self.pivot,
+            self.n + other.n,
+            (self.x + moved).astype(np.float32),
+            (self.xx + squares).astype(np.float32),
+        )
+
+    def whole(self) -> SecondMoments:
+        """All buckets and groups together, without positions (they do not matter before rotation)."""
+        heads, none = len(self.pivot), np.zeros(len(self.pivot))
+        x = self.x.sum(axis=(1, 2), dtype=np.float64)
+        n = np.full(heads, self.n.sum())
+        return SecondMoments(self.pivot, n, none, none, x, np.zeros_like(x), self.xx.astype(np.float64))
+
+
+@dataclass(frozen=True)
+class KindMoments:
+    """The sums of a layer's queries, or of its keys."""
+
+    buckets: SecondMoments  # arrays are (heads, buckets, …)
+    crossed: FirstMoments
+    groups: Single  # (heads, groups, spans, d (d + 1) / 2): Σxxᵀ of each group over each span of buckets
+    layout: Layout
+    unrotated: Unrotated | None = None
+    sketch: Sketch | None = None  # of the same over each span of sketches
+
+    def __add__(self, other: KindMoments) -> KindMoments:
+        step = other.buckets.pivot - self.buckets.pivot
+        both = self.unrotated is not None and other.unrotated is not None
+        return KindMoments(
+            self.buckets + other.buckets,
+            self.crossed + other.crossed.translated(step),
+            (self.groups + other.translated_groups(step)).astype(np.float32),
+            self.layout,
+            self.unrotated + other.unrotated if both and self.unrotated and other.unrotated else None,
+            self._added_sketch(other, step),
+        )
+
+    def _added_sketch(self, other: KindMoments, step: Array) -> Sketch | None:
+        """Sketches along other directions are estimated along these; None where one of the two has none."""
+        if self.sketch is None or other.sketch is None:
+            return None
+        spans = [other.span_sums(span) for span in self.layout.sketch_spans]
+        along = other.sketch.along(self.sketch.directions, spans)
+        return self.sketch + along.translated(spans, step)
+
+    @property
+    def spans(self) -> tuple[slice, ...]:
+        """The buckets over which groups have squares; a file of schema 1 has one span, of all buckets."""
+        return self.layout.spans if self.is_crossed else (slice(0, self.layout.buckets),)
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether groups have sums in each bucket; files of schema 1 have groups over all buckets only."""
+        return bool(self.crossed.n.shape[1] == self.buckets.n.shape[1])
+
+    def span_sums(self, span: slice) -> SpanSums:
+        """The sums of each group over some buckets, and the squares of all groups."""
+        cells = span if self.is_crossed else slice(None)
+        n, x = self.crossed.n[:, cells].sum(axis=1), self.crossed.x[:, cells].sum(axis=1, dtype=np.float64)
+        return SpanSums(n, x, self.buckets.xx[:, span].sum(axis=1))
+
+    def translated_groups(self, step: Array) -> Array:
+        """The groups' squares about a pivot that is `step` (heads, d) lower."""
+        if not step.any():
+            return self.groups.astype(np.float64)
+        moved = np.empty(self.groups.shape)
+        for number, span in enumerate(self.spans):
+            of = self.span_sums(span)
+            moved[:, :, number] = translated_squares(self.groups[:, :, number], of.x, of.n, step)
+        return moved
+
+
+LayerMoments = Mapping[Kind, KindMoments]
+
+
+def add_layers(one: LayerMoments, other: LayerMoments) -> LayerMoments:
+    """The sums of both."""
+    return {kind: one[kind] + other[kind] for kind in KINDS}
+
+
+def concatenate_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
+    """The sums of several sets of heads over the same tokens, as those of one layer."""
+    return {kind: _concatenated([part[kind] for part in parts]) for kind in KINDS}
+
+
+def _concatenated(parts: Sequence[KindMoments]) -> KindMoments:
+    unrotated = [part.unrotated for part in parts if part.unrotated is not None]
+    sketches = [part.sketch for part in parts if part.sketch is not None]
+    return KindMoments(
+        _along_heads([part.buckets for part in parts]),
+        _along_heads([part.crossed for part in parts]),
+        np.concatenate([part.groups for part in parts]),
+        parts[0].layout,
+        # Counts before rotation have no axis of heads.
+        replace(_along_heads(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
+        _along_heads(sketches) if len(sketches) == len(parts) else None,
+    )
+
+
+Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated, Sketch)
+
+
+def _along_heads(parts: Sequence[Sums]) -> Sums:
+    names = [each.name for each in fields(parts[0])]
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
