@@ -16,7 +16,7 @@ from common import WORK, document_ids, layout_of, load_model, one_document_batch
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position import qk_table
-from qkscope.moments import on_host, pivot, workspace
+from qkscope.moments import first_batch, host_arithmetic
 from qkscope.moments.moments import Moments
 
 HEADS, BUCKETS, TOKENS, WIDTH = 12, 16, 128, 64  # one layer of SmolLM2-135M, 2048 tokens

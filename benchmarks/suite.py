@@ -32,7 +32,7 @@ from whole_run import whole_run
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position import qk_table
-from qkscope.moments import on_host
+from qkscope.moments import host_arithmetic
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 

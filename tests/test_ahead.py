@@ -33,7 +33,7 @@ class Waiting(Events):
 @pytest.fixture
 def read(monkeypatch):
     """What is read through, and an event that says when the first file was."""
-    names, happened, plain = [], threading.Event(), ahead.read_through
+    names, happened, plain = [], threading.Event(), runner.read_through
 
     def reading(paths, enough):
         size = plain(paths, threading.Event())  # all of it, however soon the checkpoint is loaded
@@ -42,7 +42,7 @@ def read(monkeypatch):
         happened.set()
         return size
 
-    monkeypatch.setattr(ahead, "read_through", reading)
+    monkeypatch.setattr(runner, "read_through", reading)
     return names, happened
 
 
@@ -100,7 +100,7 @@ def test_weights_that_vanish_are_the_same_error_as_ever(world, tmp_path, checkpo
 
 def test_nothing_is_read_that_memory_has_no_room_for(checkpoints, monkeypatch):
     read = []
-    monkeypatch.setattr(ahead, "read_through", lambda paths, enough: read.append(paths))
+    monkeypatch.setattr(runner, "read_through", lambda paths, enough: read.append(paths))
     source = find_source(str(checkpoints / "long"), None, checkpoints)
     size = (checkpoints / "long/model.safetensors").stat().st_size
     for free, expected in ((runner.SPARE_MEMORY + size - 1, 0), (runner.SPARE_MEMORY + size, 1)):
@@ -133,12 +133,12 @@ def test_one_checkpoint_at_a_time_and_none_twice(checkpoints, monkeypatch):
 
 
 def test_reading_stops_when_it_is_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(ahead, "CHUNK", 10)
+    monkeypatch.setattr(runner, "PREFETCH_CHUNK", 10)
     (tmp_path / "a").write_bytes(bytes(95))
     enough = threading.Event()
-    assert ahead.read_through([tmp_path / "a", tmp_path / "a"], enough) == 190
+    assert runner.read_through([tmp_path / "a", tmp_path / "a"], enough) == 190
     enough.set()
-    assert ahead.read_through([tmp_path / "a"], enough) == 0
+    assert runner.read_through([tmp_path / "a"], enough) == 0
 
 
 def test_workers_are_told_of_different_checkpoints_and_get_what_they_were_told_of():

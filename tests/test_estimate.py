@@ -39,7 +39,6 @@ from qkscope.moments.layout import Layout, bucket_edges, capture_layout
 from qkscope.moments.placement import PIECE_TOKENS
 from qkscope.moments.running_sums import RunningSums
 from qkscope.moments.sizes import predict_sizes
-from qkscope.moments.state import State
 from qkscope.results.folder import shard_path
 from qkscope.run.events import Events
 from qkscope.run.execute import run_study

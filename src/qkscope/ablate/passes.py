@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from qkscope.ablate.edits import HeadEdit
 from qkscope.capture.backbone import evaluation, forward_signature, input_device, text_backbone
-from qkscope.capture.tap import Tap, argument
+from qkscope.capture.tap import Tap, kernel_argument
 from qkscope.errors import CaptureError, InputError
 
 Losses = NDArray[np.float64]
@@ -185,7 +185,7 @@ class EditTap(Tap):
         self.checking = False
         self.refused: dict[int, str] = {}
 
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def replace_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """The kernel's output with the edited heads' parts replaced."""
         layer = self._layer_of(module)
         edits, watched = self.edits.get(layer) or {}, [head for of, head in self.watched if of == layer]
@@ -247,7 +247,9 @@ class KernelCall:
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
         """The arguments of a call, with the defaults of transformers' kernels."""
-        query, key, value, mask = (argument(name, args, kwargs) for name in ("query", "key", "value", "attention_mask"))
+        query, key, value, mask = (
+            kernel_argument(name, args, kwargs) for name in ("query", "key", "value", "attention_mask")
+        )
         scale, causal = kwargs.get("scaling"), kwargs.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
         return cls(query, key, value, mask, query.shape[-1] ** -0.5 if scale is None else float(scale), causal)

@@ -137,7 +137,7 @@ def describe_model(
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import note_slow_file
 
-    source = pinned(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
+    source = pin_revision(find_source(model, revision, Path.cwd(), trust_remote_code=trust_remote_code), "config.json")
     note_slow_file(source, noted)
     config = load_config(source)
     longest = find_value(config, "max_position_embeddings")

@@ -16,7 +16,7 @@ from qkscope.lenses.base import Figure, HeadTable, Lens, Measure, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second import Kind, Statistics
+from qkscope.moments.second_moments import Kind, Statistics
 from qkscope.validation.kept import KeptLayer
 
 FILE = "norms.csv"

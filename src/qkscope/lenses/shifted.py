@@ -19,7 +19,7 @@ from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 
 FILE = "null.csv"
 SHARE = (0.0, 1.0)

@@ -231,10 +231,11 @@ def add_layers(one: LayerMoments, other: LayerMoments) -> LayerMoments:
 
 def concatenate_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
     """The sums of several sets of heads over the same tokens, as those of one layer."""
-    return {kind: _concatenated([part[kind] for part in parts]) for kind in KINDS}
+    return {kind: concatenate_kind([part[kind] for part in parts]) for kind in KINDS}
 
 
-def _concatenated(parts: Sequence[KindMoments]) -> KindMoments:
+def concatenate_kind(parts: Sequence[KindMoments]) -> KindMoments:
+    """The sums of one kind over several sets of heads, one set after the other."""
     unrotated = [part.unrotated for part in parts if part.unrotated is not None]
     sketches = [part.sketch for part in parts if part.sketch is not None]
     return KindMoments(

@@ -34,7 +34,7 @@ from qkscope.results.entries import (
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
 from qkscope.results.folder import head_table_path, results_file
-from qkscope.results.mapped import SpillingTable, in_blocks, is_large, drop_page_cache, memory_mapped, select_rows
+from qkscope.results.mapped import SpillingTable, drop_page_cache, in_blocks, is_large, memory_mapped, select_rows
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
 from qkscope.results.schema import depth_of_layers

@@ -40,7 +40,7 @@ def open_models(
     file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool, check_tensors: bool = True
 ) -> list[Model]:
     """All models of a study, in its order; the first problem is an error that names its checkpoint."""
-    from qkscope.capture.hub import adapters_tokenizer
+    from qkscope.capture.hub import adapter_tokenizer
     from qkscope.capture.load import choose_device
     from qkscope.capture.tensors import require_tensors
 
@@ -63,7 +63,7 @@ def open_models(
             if check_tensors:
                 require_tensors(source, config)
             choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # raises if no head is left
-            tokenizer = sources[number][1] or adapters_tokenizer(source) or source.without_adapter
+            tokenizer = sources[number][1] or adapter_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
 
@@ -93,10 +93,10 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
 def _configured(checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
     """The source at its commit, and its checked config, so that config and weights belong together."""
     from qkscope.capture.config import check_config, load_config
-    from qkscope.capture.hub import pinned
+    from qkscope.capture.hub import pin_revision
 
     note_slow_file(unpinned, noted)
-    source = pinned(unpinned, "config.json")
+    source = pin_revision(unpinned, "config.json")
     config = load_config(source, checkpoint.config)
     check_config(config, checkpoint.context or 0, checkpoint.expect)
     return source, config
@@ -116,7 +116,7 @@ def _blueprint(config: Any, trust_remote_code: bool) -> Any:
     """The layers as shapes, cached by config: all checkpoints of a training run usually have the same."""
     from qkscope.capture.blueprint import blueprint
 
-    text = described(config)
+    text = config_text(config)
     if trust_remote_code:  # the code that comes with a checkpoint may differ from another's with the same config
         return blueprint(config, trust_remote_code=True)
     if text not in _blueprints:
@@ -176,7 +176,7 @@ def _identical(same: Sequence[Model]) -> str:
 
 def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
     """Groups of two or more checkpoints with equal weights, and the checkpoints whose weights are not known."""
-    from qkscope.capture.content import Content
+    from qkscope.capture.fingerprint import WeightContent
 
     contents = {source: WeightContent(source, noted) for source in dict.fromkeys(model.source for model in models)}
     groups: list[list[int]] = []

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # What makes one checkpoint impossible to measure and says nothing about the others.
 BAD_CHECKPOINT = (ModelError, CaptureError, OutOfMemory, EveryDocumentFails)
 SPARE_MEMORY = 2**30  # bytes that stay free when the next checkpoint's weights are read ahead
+PREFETCH_CHUNK = 8 * 2**20  # bytes read at a time
 
 
 @dataclass(frozen=True)
@@ -302,9 +303,19 @@ class Prefetch:
 
 
 def _fetch(source: ModelSource, stopped: threading.Event) -> None:
-    from qkscope.capture.ahead import fetch_weights, read_through
+    from qkscope.capture.hub import fetch_weights
 
     with suppress(Exception):
         files = fetch_weights(source)
         if sum(path.stat().st_size for path in files) + SPARE_MEMORY <= free_memory():
             read_through(files, stopped)
+
+
+def read_through(paths: list[Path], stopped: threading.Event) -> int:
+    """Read files from end to end into the system's file cache until `stopped`; returns the bytes read."""
+    buffer, done = memoryview(bytearray(PREFETCH_CHUNK)), 0
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while not stopped.is_set() and (count := file.readinto(buffer)):
+                done += count
+    return done

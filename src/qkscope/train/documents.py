@@ -85,7 +85,7 @@ def probe_documents(
     else:
         windows, tokens_added = [ids[:longest] for ids in read_windows(rows, vocabulary)], None
     context = context or sorted(map(len, windows), reverse=True)[(len(windows) - 1) // 2]  # that half of them have
-    long_enough = tuple(noting_copies((ids[:context] for ids in windows if len(ids) >= context), context))
+    long_enough = tuple(warn_of_copies((ids[:context] for ids in windows if len(ids) >= context), context))
     if not long_enough or context < 2:
         most = max(len(ids) for ids in windows)
         raise DocumentError(f"no probe document has {max(context, 2)} tokens (the longest has {most}); give a context")

@@ -234,7 +234,7 @@ class TrainingFolder:
             if self._warned:  # windows that are too short for a number are so at every step: one warning is enough
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
-            return part_of(as_stored(moments), request, head_tables())
+            return part_of(round_as_stored(moments), request, head_tables())
 
     def _require_same_tables(self, part: TablePart) -> None:
         """Refuse to add lines to tables that another version has written, or that somebody has cut."""

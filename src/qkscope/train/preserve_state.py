@@ -34,7 +34,7 @@ def untouched(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator
         _random_numbers_restored(),
         _modules_restored(model),
         torch.no_grad(),
-        uncompiled(),
+        run_uncompiled(),
         _precision(model, autocast),
     ):
         model.eval()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import Kind
 from qkscope.validation.layout import TOKEN_COLUMN, HeadName, VectorsError, find_vectors, stored_sample
 from qkscope.validation.sampling import Integers, VectorSample
 from qkscope.validation.scan import HeadScan, head_tokens, head_vectors, scan_head

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import InputError, first_line
-from qkscope.layers import LayerFacts, whole_number
-from qkscope.moments.second import Kind
+from qkscope.layers import LayerFacts, require_integer
+from qkscope.moments.second_moments import Kind
 from qkscope.validation.sampling import VectorSample
 
 DATA_FILE = "data.parquet"
@@ -143,8 +143,8 @@ def facts_from_metadata(metadata: Mapping[bytes, bytes] | None, head: HeadName) 
         stored: dict[str, Any] = json.loads(raw)
         facts = FileFacts(
             LayerFacts.from_json(stored["layer"]),
-            whole_number(stored["n_layers"], "n_layers", MAX_LAYERS),
-            whole_number(stored["context"], "context", 2**31),
+            require_integer(stored["n_layers"], "n_layers", MAX_LAYERS),
+            require_integer(stored["context"], "context", 2**31),
             float(stored["rate"]),
             require_integer(stored["seed"], "seed", 2**63, -(2**63)),
             require_integer(stored.get("per_doubling", 0), "per_doubling", 2**31),

@@ -24,11 +24,11 @@ import numpy as np
 
 from qkscope.errors import QkscopeWarning
 from qkscope.layers import AttentionKind, LayerFacts
-from qkscope.moments.held import KindMoments
+from qkscope.moments.host_sums import KindMoments, concatenate_kind
 from qkscope.moments.layout import Layout, bucket_edges
-from qkscope.moments.moments import KINDS, Moments
-from qkscope.moments.placing import Placed
-from qkscope.moments.second import Kind
+from qkscope.moments.moments import Moments
+from qkscope.moments.placement import Placement
+from qkscope.moments.second_moments import KINDS, Kind
 from qkscope.text import counted
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors
 from qkscope.validation.scan import HeadScan, scan_head, vector_batches
@@ -71,7 +71,7 @@ class VectorDataset:
                 scans = {head: self.scans[HeadName(layer, head, kind)] for head in heads[kind]}
                 present = {head: _head_sums(scan, self.layout) for head, scan in scans.items()}
                 absent = _without_tokens(next(iter(present.values())))
-                sums[kind] = KindMoments.beside([present.get(head, absent) for head in range(count)])
+                sums[kind] = concatenate_kind([present.get(head, absent) for head in range(count)])
             yield facts, Moments.from_layers(self.layout, [facts], {layer: sums}, {})
 
 
@@ -212,16 +212,15 @@ def _head_sums(scan: HeadScan, layout: Layout) -> KindMoments:
     """One head's sums, batch by batch."""
     import torch
 
-    from qkscope.moments.live import LiveSums, Scratch
-    from qkscope.moments.state import State
+    from qkscope.moments.running_sums import RunningSums, Scratch
 
     kind = scan.name.kind
-    live, scratch = LiveSums(State(layout, {kind: 1}, scan.width, torch.device("cpu"))), Scratch(layout)
+    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch()
     for batch in vector_batches(scan):
         # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
         vectors = torch.from_numpy(batch.vectors.astype(np.float64))[None, None]
-        live.add({kind: vectors}, Placed(layout, batch.position[None], (0,)), scratch)
-    return live.to_host()[kind]
+        running.add({kind: vectors}, Placement(layout, batch.position[None], (0,)), scratch)
+    return running.to_host()[kind]
 
 
 def _without_tokens(like: KindMoments) -> KindMoments:

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import PADDING, Layout
-from qkscope.moments.moments import KINDS
-from qkscope.moments.second import Kind
+from qkscope.moments.second_moments import KINDS, Kind
 from qkscope.validation.layout import DATA_FILE, TOKEN_COLUMN, FileFacts, HeadName, VectorsError, arrow_schema
 from qkscope.validation.sampling import Integers, VectorSample, sampled_positions
 

@@ -100,14 +100,14 @@ def _answer(
     )
 
 
-def _context(results: Results | None, name: str, file: RestFile) -> int:
+def _context(results: Results | None, name: str, file: PreRopeFile) -> int:
     """A checkpoint's own context; a study may use the first positions of longer sums."""
     entries = [] if results is None else results.study.checkpoints
     context = next((entry.context for entry in entries if entry.name == name), None)
     return context if context in file.layout.edges else file.layout.context
 
 
-def one_base(file: RestFile) -> float | None:
+def one_base(file: PreRopeFile) -> float | None:
     """The base of all layers that rotate; None where they have several, or none."""
     bases = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotation is not None}
     return next(iter(bases)) if len(bases) == 1 else None

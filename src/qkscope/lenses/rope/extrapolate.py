@@ -102,7 +102,7 @@ def with_rotation_of(file: PreRopeFile, name: str, where: str) -> Turned:
 
 
 def extrapolate(
-    file: RestFile, *, name: str, window: int | None, rotation: Turned | None, skip: int, context: int | None = None
+    file: PreRopeFile, *, name: str, window: int | None, rotation: Turned | None, skip: int, context: int | None = None
 ) -> Extrapolated:
     """Every head of a checkpoint over a window (its own context by default) with other rotations (its own).
 

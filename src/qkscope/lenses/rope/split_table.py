@@ -22,7 +22,7 @@ from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer
 from qkscope.lenses.rows import over_layers
 from qkscope.lenses.study_sums import StudySums, shown_heads
-from qkscope.moments.rest import RestFile
+from qkscope.moments.file import PreRopeFile
 from qkscope.results.mapped import SpillingTable
 from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS

@@ -90,7 +90,7 @@ class _LocalCrew(WorkerCrew[_LocalMember]):
     """Worker processes on this machine."""
 
     def __init__(self, job: Job, on_report: OnReport, stop: Stop, size: int) -> None:
-        from qkscope.capture.devices import visible_gpus
+        from qkscope.capture.load import visible_gpus
 
         super().__init__(job, on_report, stop)
         self._size, self._gpus, self._packed = size, visible_gpus(), pack_plans(job.plans)
@@ -165,9 +165,9 @@ def _serve(
     parent = multiprocessing.parent_process()
     if parent is not None:
         exit_when_closed(parent.sentinel)
-    from qkscope.capture.devices import take_share
+    from qkscope.capture.load import limit_process
 
-    take_share(*share)
+    limit_process(*share)
     _send_warnings(connection)
     running = worker(unpack_plans(packed), folder, connection.send, options=options)
     while (message := connection.recv()) is not None:
