@@ -9,11 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.results.read import Entry
-from qkscope.stats.findings import Contrast
 from qkscope.stats.noise import SMALLEST, paired_change
 from qkscope.stats.series import Trend, shape_of
-from qkscope.words.phrases import course, number, percent, ranking, shown, went
+from qkscope.words.phrases import course, number, percent, shown, went
 from reports import derived_panel
 
 NUMBER = re.compile(r"(below |above )?(−?\d+(?:\.\d+)?)%? at ([a-z]+)")
@@ -164,14 +162,3 @@ def test_means_that_disagree_with_the_difference_per_head_claim_nothing():
     assert change.difference == pytest.approx(0.1)
     assert change.after < change.before
     assert change.direction == 0
-
-
-def test_entries_are_ranked_without_an_order():
-    a, b = Entry("a", "gpt-neo"), Entry("b", "smollm")
-    assert ranking(Contrast(a, b, 0.0, 0.33, True), "The share", percent, "model") == (
-        "The share is lowest in gpt-neo (0%) and highest in smollm (33%)."
-    )
-    assert ranking(Contrast(a, b, 0.571, 0.574, True), "It", number, "seed") == (
-        "It is lowest in gpt-neo (0.571) and highest in smollm (0.574)."
-    )
-    assert "does not differ between seeds" in ranking(Contrast(a, b, 0.1, 0.2, False), "It", number, "seed")

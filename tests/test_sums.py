@@ -20,7 +20,7 @@ from qkscope.moments import placement
 from qkscope.moments.device_arithmetic import FEW_RUNS
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.moments.placement import Placement
+from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.sizes import predict_sizes, workspace_bytes
 
 WIDTH = 8
@@ -195,7 +195,7 @@ def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads,
     seen = [[5 + rng.normal(size=(2, count, 64, WIDTH)) for count in heads] for _ in range(2)]
     for q, k in seen:
         moments.add(0, q, k, groups=1)
-    [whole] = Placement(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).blocks  # as this batch is laid out
+    [whole] = BatchPlacement(layout, np.tile(np.arange(64), (2, 1)), (1, 1)).blocks  # as this batch is laid out
     assert (0 < len(whole.runs) <= FEW_RUNS) == (common is None)
     for kind, both in zip(("q", "k"), zip(*seen, strict=True), strict=True):
         x = np.concatenate(both).swapaxes(1, 2)  # (documents, tokens, heads, width)

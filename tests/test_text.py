@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qkscope.cli.describe import describe_plan, plan_summary
+from qkscope.cli.describe import describe_plan
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 from qkscope.text import counted
@@ -38,7 +38,7 @@ def test_a_plan_of_one_document_and_one_checkpoint_is_told_in_the_singular(world
     one = {"name": "one", "model": str(checkpoints / "short"), "context": 64}
     documents = {"files": "docs/*.txt", "special_tokens": "none", "limit": 1}
     plan = make_plan(load_study(world(checkpoints=[one], documents=documents, components=1)))
-    text = "\n".join([*describe_plan(plan, Path("results")), plan_summary(plan.checkpoints[0])])
+    text = "\n".join([*describe_plan(plan, Path("results"))])
     assert "checkpoint 'one' reads 1 document in 1 of 3 document groups: it has no standard errors" in text
     assert "1 document x 64 tokens" in text
     assert not re.search(r"\b1 (documents|checkpoints|components|groups)\b", text), text

@@ -316,8 +316,8 @@ def predict(
     and category at their native context. `window` may be any number of positions, run or not (by default those of the
     moments), `rope_theta` another base than the model's, where its measured angles are those of one base.
     """
-    from qkscope.lenses.rope.ask import Question, answer, head_rows
     from qkscope.lenses.rope.extrapolate import extrapolate, with_base
+    from qkscope.lenses.rope.predict_folder import PredictionRequest, head_rows, predict_folder
     from qkscope.moments.file import PreRopeFile
 
     if not isinstance(moments, PathLike | str):
@@ -327,8 +327,8 @@ def predict(
     window = None if window is None else whole_argument("window", window, 2, LONGEST)
     skip = whole_argument("skip_positions", skip_positions, 0)
     if Path(moments).is_dir():
-        question = Question(window, None if rope_theta is None else {None: float(rope_theta)})
-        return head_rows(answer(Path(moments), (), question, skip or None))
+        request = PredictionRequest(window, None if rope_theta is None else {None: float(rope_theta)})
+        return head_rows(predict_folder(Path(moments), (), request, skip or None))
     file = PreRopeFile(Path(moments))
     rotation = None if rope_theta is None else with_base(file, {None: float(rope_theta)}, str(moments))
     return extrapolate(file, name=model, window=window, rotation=rotation, skip=skip).heads

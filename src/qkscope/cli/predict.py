@@ -10,7 +10,7 @@ from qkscope.cli.command import add_command
 from qkscope.errors import InputError
 
 if TYPE_CHECKING:
-    from qkscope.lenses.rope.ask import Answer
+    from qkscope.lenses.rope.predict_folder import CheckpointPrediction
 
 ABOUT = """\
 What RoPE alone predicts for a window or a RoPE base that was never run: r_q, r_k and category of every head, and its
@@ -60,15 +60,15 @@ def add_predict(commands: Any) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """`qkscope predict`."""
-    from qkscope.lenses.rope.ask import Question, answer, head_rows, kernel_rows
+    from qkscope.lenses.rope.predict_folder import PredictionRequest, head_rows, kernel_rows, predict_folder
     from qkscope.results.csv_files import write_csv
     from qkscope.results.folder import PREDICTION_CSV, PREDICTION_KERNEL_CSV, results_file
 
     folder = Path(options.results)
     if options.window is None and not options.rope_theta and options.rotation_of is None:
         raise InputError("predict what? give --window TOKENS, --rope-theta BASE, or --rotation-of NAME")
-    question = Question(options.window, bases_of(options.rope_theta), options.rotation_of)
-    answers = answer(folder, options.checkpoint, question, options.skip_positions)
+    request = PredictionRequest(options.window, bases_of(options.rope_theta), options.rotation_of)
+    answers = predict_folder(folder, options.checkpoint, request, options.skip_positions)
     out = Path(options.out) if options.out else folder
     heads, kernels = results_file(out, PREDICTION_CSV), results_file(out, PREDICTION_KERNEL_CSV)
     write_csv(head_rows(answers), heads)
@@ -94,7 +94,7 @@ def bases_of(texts: list[str]) -> dict[float | None, float]:
     return bases
 
 
-def lines(each: Answer) -> list[str]:
+def lines(each: CheckpointPrediction) -> list[str]:
     """A small table: measured, RoPE alone at the own context, RoPE alone as asked, and what was trained so."""
     window = int(each.predicted.heads["window"].iloc[0])
     columns = [
@@ -116,7 +116,7 @@ def lines(each: Answer) -> list[str]:
     return said
 
 
-def _setting(each: Answer, window: int) -> str:
+def _setting(each: CheckpointPrediction, window: int) -> str:
     bases = sorted(set(each.predicted.heads["base"].dropna()))
     new = f"base {bases[0]:,.0f}" if len(bases) == 1 else "several bases" if bases else "a rotation of no one base"
     old = "no one base" if each.base is None else f"base {each.base:,.0f}"

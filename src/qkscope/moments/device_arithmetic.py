@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkscope.moments.placement import GroupBlocks, HeadChunk, Placement, head_chunks
+from qkscope.moments.placement import BatchPlacement, GroupBlocks, HeadChunk, head_chunks
 from qkscope.moments.second_moments import Kind
 from qkscope.moments.sizes import cell_size
 
@@ -31,9 +31,9 @@ class DeviceArithmetic:
 
     def __init__(self) -> None:
         self._frames: dict[tuple[object, ...], _Frame] = {}
-        self._batch: Placement | None = None
+        self._batch: BatchPlacement | None = None
 
-    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
+    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> None:
         """Add (rows, heads, tokens, width) of each kind."""
         total = None
         for of_group in placed.blocks:
@@ -50,7 +50,9 @@ class DeviceArithmetic:
         else:
             target.add_(torch.matmul(left, right))
 
-    def _frame(self, sums: RunningSums, placed: Placement, blocks: GroupBlocks, activations: torch.dtype) -> _Frame:
+    def _frame(
+        self, sums: RunningSums, placed: BatchPlacement, blocks: GroupBlocks, activations: torch.dtype
+    ) -> _Frame:
         """Memory and indices for layers of one shape that see one batch; another batch has others."""
         if self._batch is not placed:
             self._frames.clear()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkscope.moments.layout import sketch_blocks
-from qkscope.moments.placement import Placement
+from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import Array, Kind
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PILOT_TOKENS = 512  # tokens of each window, evenly taken, that the directions c
 ITERATIONS, MORE = 12, 4  # of the subspace iteration, and vectors that it takes beyond those asked for
 
 
-def coarse_mean(x: Tensor, placed: Placement) -> Tensor:
+def coarse_mean(x: Tensor, placed: BatchPlacement) -> Tensor:
     """The mean of (rows, heads, tokens, width), to within a standard deviation or so: some tokens will do.
 
     A pivot of few bits leaves the vectors on the grid of their own precision: subtracting it rounds almost nothing
@@ -37,7 +37,7 @@ def coarse_mean(x: Tensor, placed: Placement) -> Tensor:
     return torch.where(torch.isfinite(coarse), coarse, 0.0).to(torch.float32).to(some.dtype)
 
 
-def choose_directions(sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> Tensor:
+def choose_directions(sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> Tensor:
     """(blocks of all heads, width, m): the leading components of each query head, and those that its keys need.
 
     They lead in the mean over windows of the covariance of queries and keys together, each in units of its trace.
@@ -54,7 +54,7 @@ def choose_directions(sums: RunningSums, vectors: Mapping[Kind, Tensor], placed:
     return torch.from_numpy(every.astype(np.float32)).to(sums.device)
 
 
-def _pooled(vectors: Mapping[Kind, Tensor], placed: Placement) -> Array:
+def _pooled(vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> Array:
     total: Tensor | None = None
     for window in placed.layout.windows():
         rows, tokens = (torch.from_numpy(of).to(vectors["q"].device) for of in placed.sample(PILOT_TOKENS, window))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkscope.moments.placement import Piece, Placement
+from qkscope.moments.placement import BatchPlacement, Piece
 from qkscope.moments.second_moments import Kind
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class HostArithmetic:
     def __init__(self) -> None:
         self._plans: OrderedDict[ProductShape, ProductPlan] = OrderedDict()
 
-    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: Placement) -> None:
+    def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> None:
         """Add (rows, heads, tokens, width) of each kind; raises NonFinite before anything bad is added."""
         tokens = sums.tokens
         for piece in placed.pieces:
@@ -223,7 +223,7 @@ class NonFinite(Exception):
         self.kind, self.row, self.head, self.token, self.value = kind, row, head, token, value
 
 
-def locate(vectors: Mapping[Kind, Tensor], placed: Placement) -> NonFinite:
+def locate(vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> NonFinite:
     """The first NaN or infinity, or where all are finite the largest number: its square is not."""
     real = torch.from_numpy(placed.is_summed)
     largest: NonFinite | None = None

@@ -17,7 +17,7 @@ from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import LayerMoments, add_layers
 from qkscope.moments.layout import Layout, heads_by_kind
-from qkscope.moments.placement import Placement
+from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
@@ -63,7 +63,7 @@ class Moments:
         self.documents = np.zeros((layout.groups, layout.buckets), dtype=np.int64)  # that have tokens there
         self._way = way
         self._scratch: Scratch | None = None
-        self._placed: Placement | None = None  # the last batch
+        self._placed: BatchPlacement | None = None  # the last batch
         self._broken: str | None = None
 
     def __repr__(self) -> str:
@@ -151,22 +151,24 @@ class Moments:
             return None
         return self._non_finite(layer, worst, placed)
 
-    def _non_finite(self, layer: int, bad: NonFinite, placed: Placement) -> NonFiniteActivation:
+    def _non_finite(self, layer: int, bad: NonFinite, placed: BatchPlacement) -> NonFiniteActivation:
         name = "query" if bad.kind == "q" else "key"
         self._broken = f"layer {layer} {name} head {bad.head} had a non-finite value"
         position = int(placed.positions[bad.row, bad.token])
         return NonFiniteActivation(layer, name, bad.head, bad.row, position, bad.value)
 
-    def _place(self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]) -> Placement:
+    def _place(
+        self, rows: int, tokens: int, positions: ArrayLike | None, groups: int | Sequence[int]
+    ) -> BatchPlacement:
         of_rows = (groups,) * rows if isinstance(groups, int) else tuple(groups)
         if len(of_rows) != rows:
             raise InputError(f"{len(of_rows)} document groups for {rows} rows")
-        given = np.broadcast_to(np.arange(tokens) if positions is None else np.asarray(positions), (rows, tokens))
+        of_tokens = np.broadcast_to(np.arange(tokens) if positions is None else np.asarray(positions), (rows, tokens))
         # Every layer of a forward pass sees the same batch; splitting it once is enough.
-        if (last := self._placed) and last.groups == of_rows and np.array_equal(last.positions, given):
+        if (last := self._placed) and last.groups == of_rows and np.array_equal(last.positions, of_tokens):
             return last
         try:
-            self._placed = Placement(self.layout, given.astype(np.int64), of_rows)
+            self._placed = BatchPlacement(self.layout, of_tokens.astype(np.int64), of_rows)
         except ValueError as error:
             raise InputError(str(error)) from None
         return self._placed

@@ -28,7 +28,7 @@ BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, 
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class PlacedTokens:
     """Some tokens of a batch, one entry each."""
 
     layout: Layout
@@ -38,10 +38,10 @@ class Tokens:
     buckets: NDArray[np.intp]
     groups: NDArray[np.intp]  # document groups
 
-    def where(self, chosen: NDArray[np.bool_]) -> Tokens:
+    def where(self, chosen: NDArray[np.bool_]) -> PlacedTokens:
         """The chosen ones."""
         arrays = (self.rows, self.tokens, self.positions, self.buckets, self.groups)
-        return Tokens(self.layout, *(array[chosen] for array in arrays))
+        return PlacedTokens(self.layout, *(array[chosen] for array in arrays))
 
     @property
     def cells(self) -> NDArray[np.intp]:
@@ -61,7 +61,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class BatchPlacement:
     """A batch: the position of each token (PADDING where there is none) and the document group of each row."""
 
     layout: Layout
@@ -81,15 +81,15 @@ class Placement:
         return np.asarray((self.positions != PADDING) & (self.positions >= self.layout.skip_positions))
 
     @cached_property
-    def summed(self) -> Tokens:
+    def summed(self) -> PlacedTokens:
         """The tokens that are summed, row by row."""
         rows, tokens = np.nonzero(self.is_summed)
         positions = self.positions[rows, tokens]
         buckets = np.searchsorted(self.layout.edges, positions, side="right") - 1
-        return Tokens(self.layout, rows, tokens, positions, buckets, np.asarray(self.groups, dtype=np.intp)[rows])
+        return PlacedTokens(self.layout, rows, tokens, positions, buckets, np.asarray(self.groups, dtype=np.intp)[rows])
 
     @cached_property
-    def unrotated(self) -> Tokens:
+    def unrotated(self) -> PlacedTokens:
         """The tokens that are also summed before rotation: one in some, none at position 0, where nothing rotates."""
         summed, every = self.summed, max(1, self.layout.unrotated_every)
         # Each group takes other positions.
@@ -155,7 +155,7 @@ class GroupBlocks:
     runs: tuple[BucketRun, ...] = ()
 
 
-def _group_blocks(of: Tokens, group: int, runs: tuple[BucketRun, ...]) -> GroupBlocks:
+def _group_blocks(of: PlacedTokens, group: int, runs: tuple[BucketRun, ...]) -> GroupBlocks:
     first, last = int(of.buckets.min()), int(of.buckets.max()) + 1
     counts = np.bincount(of.buckets - first, minlength=last - first)
     longest = int(counts.max())

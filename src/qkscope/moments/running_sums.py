@@ -40,7 +40,7 @@ from qkscope.moments.first_batch import choose_directions, coarse_mean
 from qkscope.moments.host_arithmetic import HostArithmetic
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
-from qkscope.moments.placement import Placement, Tokens
+from qkscope.moments.placement import BatchPlacement, PlacedTokens
 from qkscope.moments.second_moments import Array, Kind, SecondMoments, triangle
 from qkscope.moments.sizes import cell_size
 from qkscope.moments.unrotate import Unrotation
@@ -122,7 +122,7 @@ class RunningSums:
         """Tokens added so far."""
         return int(self.counts[..., 0].sum())
 
-    def add(self, vectors: Mapping[Kind, Tensor], placed: Placement, scratch: Scratch) -> None:
+    def add(self, vectors: Mapping[Kind, Tensor], placed: BatchPlacement, scratch: Scratch) -> None:
         """Add (rows, heads, tokens, width) of each kind as placed.
 
         The host raises NonFinite before anything bad is added; a device is asked once per pass (`has_non_finite`).
@@ -306,7 +306,7 @@ class Scratch:
             self._arithmetic[str(device)] = HostArithmetic() if on_host else DeviceArithmetic()
         return self._arithmetic[str(device)]
 
-    def unrotation(self, rotation: Rotation | None, tokens: Tokens, like: Tensor) -> Unrotation:
+    def unrotation(self, rotation: Rotation | None, tokens: PlacedTokens, like: Tensor) -> Unrotation:
         """The inverse of a layer's rotation at these positions."""
         dtype, width = torch.float64 if like.dtype == torch.float64 else torch.float32, like.shape[-1]
         key = (rotation, width, like.device, dtype)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkscope.layers import Rotation
-from qkscope.moments.placement import Tokens
+from qkscope.moments.placement import PlacedTokens
 from qkscope.moments.second_moments import Kind
 
 FEW_RUNS = 4  # of consecutive partners: halves that change places are two, with coordinates that do not rotate three
@@ -25,7 +25,7 @@ class Unrotation:
     """The inverse of one rotation for some tokens, in one precision on one device."""
 
     def __init__(
-        self, rotation: Rotation | None, width: int, tokens: Tokens, device: torch.device, dtype: torch.dtype
+        self, rotation: Rotation | None, width: int, tokens: PlacedTokens, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.tokens = tokens
         self._slices = _as_slices(tokens)
@@ -60,7 +60,7 @@ class Unrotation:
         return torch.addcmul(by, vectors, self.cosines).addcmul_(partners, self.sines)
 
 
-def _as_slices(of: Tokens) -> tuple[slice, slice] | None:
+def _as_slices(of: PlacedTokens) -> tuple[slice, slice] | None:
     """The rows and tokens as slices, if they are the same evenly spaced tokens of consecutive rows."""
     rows, counts = np.unique(of.rows, return_counts=True)
     if not len(rows) or (np.diff(rows) != 1).any() or (counts != counts[0]).any():

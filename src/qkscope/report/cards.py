@@ -163,7 +163,7 @@ def _production(figure: Figure, tables: StudyTables) -> list[Run]:
     results = tables.results
     documents = [c.record.documents for c in results.study.checkpoints if c.record.documents is not None]
     corpus = results.provenance.corpus or CorpusRecord()
-    runs: list[Run] = [Code("tables/means.csv"), ", ", Code("tables/heads.csv")]
+    runs: list[Run] = [Code("tables/")]
     if documents:
         low, high = min(documents), max(documents)
         runs.append(f" · {counted(low, 'document') if low == high else f'{low:,}–{high:,} documents'}")

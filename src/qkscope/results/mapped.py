@@ -39,7 +39,7 @@ class _ColumnFile:
         use_default = "TMPDIR" in os.environ or not os.access(disk, os.W_OK)
         self._folder = Path(tempfile.gettempdir()) if use_default else disk
         with writing(self._folder):
-            self._file = tempfile.TemporaryFile(dir=self._folder, prefix="qkscope-")
+            self._file = tempfile.TemporaryFile(dir=self._folder, prefix="qkscope-")  # noqa: SIM115 - open as long as this object
 
     def append(self, column: pd.Series[Any]) -> tuple[int, Any]:
         """Write a column; returns what `_read_column` needs: where its stream starts, and its dtype."""
@@ -175,7 +175,7 @@ def rows_of_entries(models: pd.Series[Any]) -> dict[str, Rows]:
     runs = pc.run_end_encode(_one_array(models), run_end_type=pa.int64())
     ends = runs.run_ends.to_pylist()
     pieces: dict[str, list[slice]] = {}
-    for name, first, end in zip(runs.values.to_pylist(), [0, *ends[:-1]], ends, strict=False):
+    for name, first, end in zip(runs.values.to_pylist(), [0, *ends[:-1]], ends, strict=False):  # noqa: PD011 - of Arrow
         pieces.setdefault(name, []).append(slice(first, end))
     return {name: at[0] if len(at) == 1 else np.r_[tuple(at)].astype(np.intp) for name, at in pieces.items()}
 

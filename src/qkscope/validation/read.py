@@ -27,7 +27,7 @@ from qkscope.layers import AttentionKind, LayerFacts
 from qkscope.moments.host_sums import KindMoments, concatenate_kind
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.moments.placement import Placement
+from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import KINDS, Kind
 from qkscope.text import counted
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors
@@ -219,7 +219,7 @@ def _head_sums(scan: HeadScan, layout: Layout) -> KindMoments:
     for batch in vector_batches(scan):
         # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
         vectors = torch.from_numpy(batch.vectors.astype(np.float64))[None, None]
-        running.add({kind: vectors}, Placement(layout, batch.position[None], (0,)), scratch)
+        running.add({kind: vectors}, BatchPlacement(layout, batch.position[None], (0,)), scratch)
     return running.to_host()[kind]
 
 

@@ -18,7 +18,7 @@ from qkscope.results.read import Results, load_results
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictionRequest:
     """What to predict: a window, a base (or bases, old to new), or the rotation of another checkpoint."""
 
     window: int | None = None
@@ -34,7 +34,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckpointPrediction:
     """One checkpoint: as measured and as RoPE alone has it at its own context, and the prediction."""
 
     name: str
@@ -47,19 +47,21 @@ class Answer:
     trained: tuple[str, dict[str, float]] | None  # another checkpoint that was run so: its name and measurement
 
 
-def answer(folder: Path, names: Sequence[str], question: Question, skip: int | None = None) -> list[Answer]:
+def predict_folder(
+    folder: Path, names: Sequence[str], request: PredictionRequest, skip: int | None = None
+) -> list[CheckpointPrediction]:
     """The predictions for these checkpoints of a results folder (all by default)."""
     results = _results(folder)
     known = list(results.study.names) if results else _with_moments(folder)
     wanted = list(names) or known
-    for name in (*wanted, *([question.rotation_of] if question.rotation_of else [])):
+    for name in (*wanted, *([request.rotation_of] if request.rotation_of else [])):
         if not moments_path(folder, name).is_file():
             raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
     there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
     files = {name: PreRopeFile(moments_path(folder, name)) for name in there}
     analysis = results.provenance.analysis if results else None
     start = skip if skip is not None else (analysis.skip_positions if analysis else None) or 0
-    return [_answer(name, files, question, results, start) for name in wanted]
+    return [_answer(name, files, request, results, start) for name in wanted]
 
 
 def _with_moments(folder: Path) -> list[str]:
@@ -77,18 +79,18 @@ def _results(folder: Path) -> Results | None:
 
 
 def _answer(
-    name: str, files: Mapping[str, PreRopeFile], question: Question, results: Results | None, skip: int
-) -> Answer:
+    name: str, files: Mapping[str, PreRopeFile], request: PredictionRequest, results: Results | None, skip: int
+) -> CheckpointPrediction:
     file, where = files[name], f"checkpoint {name!r}"
     rotation = None
-    if question.bases:
-        rotation = with_base(file, question.bases, where)
-    elif question.rotation_of is not None:
-        rotation = with_rotation_of(files[question.rotation_of], question.rotation_of, where)
+    if request.bases:
+        rotation = with_base(file, request.bases, where)
+    elif request.rotation_of is not None:
+        rotation = with_rotation_of(files[request.rotation_of], request.rotation_of, where)
     context = _context(results, name, file)
-    predicted = extrapolate(file, name=name, window=question.window, rotation=rotation, skip=skip, context=context)
+    predicted = extrapolate(file, name=name, window=request.window, rotation=rotation, skip=skip, context=context)
     own = extrapolate(file, name=name, window=None, rotation=None, skip=skip, context=context)
-    return Answer(
+    return CheckpointPrediction(
         name,
         context,
         one_base(file),
@@ -158,11 +160,11 @@ def _trained(
     return None
 
 
-def head_rows(answers: Sequence[Answer]) -> pd.DataFrame:
+def head_rows(answers: Sequence[CheckpointPrediction]) -> pd.DataFrame:
     """Every head of every checkpoint, measured and predicted."""
     return pd.concat([each.heads for each in answers], ignore_index=True)
 
 
-def kernel_rows(answers: Sequence[Answer]) -> pd.DataFrame:
+def kernel_rows(answers: Sequence[CheckpointPrediction]) -> pd.DataFrame:
     """Every head's kernel."""
     return pd.concat([each.predicted.kernels for each in answers], ignore_index=True)
