@@ -1,8 +1,8 @@
 """Who works in a results folder: locks that the operating system releases when their holder dies.
 
 A run holds the folder alone, and so does a command that rebuilds its tables. `qkscope shard` commands share it, and
-each holds its own shard. The holder writes its name into the lock file, so the file is opened with care: a link, a pipe or a
-file with a second name is refused and left as it was.
+each holds its own shard. The holder writes its name into the lock file, so the file is opened with care: a link, a pipe
+or a file with a second name is refused and left as it was.
 """
 
 from __future__ import annotations
