@@ -29,8 +29,8 @@ from qkscope.lenses.ablation.card import best_sentence, verdict
 from qkscope.lenses.ablation.figure import draw_ablation, draw_groups
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
-from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 
@@ -90,7 +90,7 @@ def interval(low: float, high: float, digits: int) -> str:
     return f"{low:+.{digits}f} to {high:+.{digits}f}" if np.isfinite(low) else "none"
 
 
-def groups_lines(at: AtWindow) -> list[str]:
+def groups_lines(at: WindowView) -> list[str]:
     """Chosen heads against random ones, edit by edit."""
     table = at.table(GROUPS_FILE)
     every = table[table["outcome"] == "all"]
@@ -117,7 +117,7 @@ def groups_lines(at: AtWindow) -> list[str]:
     return [*lines, "", verdict(every[every["edit"] != "nothing"]), ""]
 
 
-def heads_lines(at: AtWindow) -> list[str]:
+def heads_lines(at: WindowView) -> list[str]:
     """Which measure goes with what a head's edit costs."""
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
@@ -162,7 +162,7 @@ def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:
     return lines
 
 
-def section(at: AtWindow, dtype: str) -> str:
+def section(at: WindowView, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
         f"Written by `python benchmarks/ablation.py` (qkscope {__version__}, torch {torch.__version__}). "
@@ -178,7 +178,7 @@ def section(at: AtWindow, dtype: str) -> str:
     return "\n".join(lines)
 
 
-def write_page(at: AtWindow, dtype: str) -> None:
+def write_page(at: WindowView, dtype: str) -> None:
     """Put tables and pictures where they belong."""
     marks = re.compile(rf"({re.escape(START)}\n).*?({re.escape(END)})", re.DOTALL)
     before = PAGE.read_text(encoding="utf-8")

@@ -313,7 +313,7 @@ def grown_page():
 
     def make(folder: Path) -> None:
         from page_study import grow, source
-        from qkscope.lenses.at_window import build_tables
+        from qkscope.lenses.views import build_tables
         from qkscope.page.write import write_page
         from qkscope.results.read import load_results
 

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import qkscope
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from shared import once
 

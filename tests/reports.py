@@ -1,7 +1,7 @@
 """Figures and cards of a study by their names, as tests ask for them."""
 
-from qkscope.report.catalogue import catalogue
 from qkscope.lenses.registry import registered
+from qkscope.report.catalogue import catalogue
 from qkscope.report.figures import draw
 from qkscope.stats.noise import HeadPanel
 from qkscope.words.blocks import to_markdown

@@ -12,8 +12,8 @@ from families import tiny
 from qkscope.capture.identity import attention_hashes, count_parameters
 from qkscope.draw import style
 from qkscope.errors import StudyError
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.kind_of_layer import unusual_layers
+from qkscope.lenses.views import build_tables
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.read import load_results
 from qkscope.results.twins import shared_attention

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from published_table import write_published
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.depth.findings import depth_profile
 from qkscope.lenses.depth_axis import DepthAxis
 from qkscope.lenses.taxonomy.findings import moves_between
+from qkscope.lenses.views import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import Entry, load_results
 from qkscope.stats.findings import (

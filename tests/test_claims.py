@@ -18,7 +18,6 @@ from lens_worlds import GROUPS, HEADS, tables_of
 from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
 from qkscope.lenses.claims.base import Evidence, Ruling
@@ -29,6 +28,7 @@ from qkscope.lenses.rotation.table import TABLE as ROTATED
 from qkscope.lenses.rotation.table import averaged, rotated
 from qkscope.lenses.rows import with_errors
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import Entries, Entry, load_results
 from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
@@ -127,7 +127,7 @@ def study(*heads, tables=None, kind=CHECKPOINTS, contexts=None, common=False, sa
         title="t", checkpoints=tuple(Entry(name, name.upper()) for name in names), selected=tuple(names), kind=kind,
         sampled_heads=sampled, same_documents=True,
     )  # fmt: skip
-    return AtWindow(
+    return WindowView(
         entries, pd.concat(heads, ignore_index=True), registered(), head_tables=tables, contexts=contexts, common=common
     )
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from published_table import invented
-from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
 from qkscope.lenses.taxonomy.table import with_category
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.results.read import load_results
 
 LABELS = {"b": "first", "a": "second", "c": "third"}  # the order of training, not of the alphabet

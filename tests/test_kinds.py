@@ -13,7 +13,7 @@ from qkscope.api import capture_moments
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.kinds import Architecture, kind_sentence, require_kind
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results

@@ -14,7 +14,7 @@ from qkscope.lenses.ablation.card import best_sentence
 from qkscope.lenses.ablation.strength import STRENGTHS, correlations, fisher_interval, independent_error, strengths_at
 from qkscope.lenses.ablation.summary import begins_at
 from qkscope.lenses.ablation.table import COURSE, COURSE_FILE, EDITS, FILE, GROUPS, GROUPS_FILE, SPREAD
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from reports import EVERY_FIGURE, card_text, drawing
 

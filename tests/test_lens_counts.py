@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lens_worlds import GROUPS, HEADS, NOPE, moments_of
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments

@@ -9,7 +9,7 @@ import pytest
 from qkscope import Moments
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.base import Measure, HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.means import TOKENS, LensPanel
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums

@@ -5,18 +5,18 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.lenses.norms.buckets import TABLE as BUCKETS
+from qkscope.lenses.norms.buckets import norms_by_bucket
+from qkscope.lenses.norms.largest import visible
+from qkscope.lenses.norms.table import COLUMNS, FILE, TABLE, norms
 
 from lens_worlds import GROUPS, HEADS, KEYS, LAYERS, NOPE, Silent, drifting, moments_of, tables_of
 from qkscope import Moments
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.norms.buckets import TABLE as BUCKETS
-from qkscope.lenses.norms.buckets import norms_by_bucket
-from qkscope.lenses.norms.largest import visible
-from qkscope.lenses.norms.table import COLUMNS, FILE, TABLE, norms
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error

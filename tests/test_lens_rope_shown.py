@@ -10,7 +10,6 @@ import shared
 from lens_worlds import Silent
 from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.draws import drawn_correlations, replicated
 from qkscope.lenses.rope import kernel
 from qkscope.lenses.rope.chosen import chosen_heads, shown_entries
@@ -27,6 +26,7 @@ from qkscope.lenses.rope.steps import (
 )
 from qkscope.lenses.rope.summaries import beside_measured
 from qkscope.lenses.rope.table import FILE
+from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.tables.from_moments import analyze_files
@@ -98,8 +98,8 @@ def dots(axes, name):
 @pytest.mark.slow
 def test_the_summary_is_of_the_heads_by_kind_of_layer(tables):
     found = tables.own.table("rope_alone").set_index(["model", "layer_kind"])
-    rows = pd.read_csv(tables.results.folder / FILE)
-    heads = pd.read_csv(tables.results.folder / "qk.csv").query("pc == 0")
+    rows = pd.read_csv(tables.files.folder / FILE)
+    heads = pd.read_csv(tables.files.folder / "qk.csv").query("pc == 0")
     both = rows.merge(heads, on=["model", "layer", "head", "window"], suffixes=("", "_measured"))
     last = both[(both["model"] == "step-2") & (both["window"] == 128) & (both["rotary"] == "rotary")]
     row = found.loc[("step-2", "rotary")]
@@ -232,7 +232,7 @@ def test_parts_within_two_errors_are_named_and_not_claimed(tables, tmp_path):
     """The same results with errors ten times as large as every part."""
     import shutil
 
-    folder = shutil.copytree(tables.results.folder, tmp_path / "out")
+    folder = shutil.copytree(tables.files.folder, tmp_path / "out")
     rows = pd.read_csv(folder / SPLIT)
     for part in ("window", "base", "weights", "unexplained", "joint", "joint_weights"):
         rows[f"{part}_se"] = 10 * rows[part].abs() + 1

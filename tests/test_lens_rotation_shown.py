@@ -9,13 +9,13 @@ from scipy.stats import pearsonr
 from lens_worlds import GROUPS, HEADS, LAYERS, NOPE, Silent, moments_of, tables_of
 from qkscope.draw import style
 from qkscope.errors import InputError
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.rotation.chosen import ranked
 from qkscope.lenses.rotation.ellipses import draw_plane
 from qkscope.lenses.rotation.families import within_models
 from qkscope.lenses.rotation.summaries import correlation_over_layers
 from qkscope.lenses.rotation.table import FILE, TABLE, rotated
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
 from qkscope.tables.from_moments import analyze_files

@@ -12,12 +12,12 @@ import shared
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.profile.card import wrong_shape
 from qkscope.lenses.profile.choice import profiles_of
 from qkscope.lenses.score.map_choice import maps_of
 from qkscope.lenses.score.phrases import lean
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE
+from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.run.events import Events

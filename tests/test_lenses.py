@@ -13,13 +13,13 @@ from matplotlib.image import imread
 import shared
 from conftest import sketch
 from qkscope.api import capture_moments
-from qkscope.lenses.base import Measure, Detail, Figure, HeadTable, Lens, OwnView, SampledTable, Summary, View
-from qkscope.report.catalogue import catalogue
+from qkscope.lenses.base import Detail, Figure, HeadTable, Lens, Measure, OwnView, SampledTable, Summary, View
 from qkscope.lenses.mean_curve import mean_curve
 from qkscope.lenses.registry import register, registered, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.page.pack import unsqueeze
 from qkscope.report import figures
+from qkscope.report.catalogue import catalogue
 from qkscope.report.write import write_report
 
 NORM = Measure("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))

@@ -12,10 +12,10 @@ from known_errors import legend_leaves_room, write_layer_means
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.measures.table import FAINTEST, FILE, TABLE, measures, read_out
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results

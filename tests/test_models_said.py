@@ -9,8 +9,8 @@ from matplotlib.text import Text
 
 from entry_worlds import ENTRIES, results_of, tables_of
 from lens_worlds import tables_of as checkpoints
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results

@@ -21,8 +21,8 @@ from published_table import NASTY, invented
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.taxonomy.table import CATEGORIES
+from qkscope.lenses.views import build_tables
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, shipped_style, static

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkscope.lenses.base import Measure, Detail, HeadTable, Lens
+from qkscope.lenses.base import Detail, HeadTable, Lens, Measure
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.detail import add_details, kept_checkpoints

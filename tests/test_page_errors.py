@@ -9,7 +9,7 @@ import pytest
 
 import shared
 from known_errors import FAR, HEADS, write_known
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 from browser import axe_script
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.base import Measure, HeadTable, IntervalView, Lens, OwnView, StudyBuild, StudyTable, Summary, View
+from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, OwnView, StudyBuild, StudyTable, Summary, View
 from qkscope.lenses.registry import with_lens
+from qkscope.lenses.views import build_tables
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import add_errors
 from qkscope.page.lens_data import add_lenses

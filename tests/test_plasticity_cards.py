@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from published_table import invented
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.plasticity.shown import mean_map, mean_profile
 from qkscope.lenses.plasticity.table import FILE, MAP_FILE, PROFILE_FILE
+from qkscope.lenses.views import build_tables
 from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results
 from reports import EVERY_FIGURE, card_text, drawing

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
-from qkscope.lenses.at_window import build_tables, write_tables
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
@@ -240,7 +240,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
 @pytest.mark.slow
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     code = (
-        "import sys, qkscope.results.read, qkscope.lenses.at_window, qkscope.report.write;"
+        "import sys, qkscope.results.read, qkscope.lenses.views, qkscope.report.write;"
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from known_errors import FAR, HEADS, MODELS, legend_leaves_room, moved, write_known
-from qkscope.lenses.at_window import build_tables, write_tables
+from qkscope.lenses.views import build_tables, write_tables
 from reports import card_text, drawing
 
 SINGLE = 1e-5  # draws are kept in single precision

@@ -7,9 +7,9 @@ from matplotlib.colors import to_hex
 
 from known_errors import write_known
 from published_table import invented
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.card import Subject
 from qkscope.lenses.position.kinds_words import finding, signal_by_kind
+from qkscope.lenses.views import build_tables
 from qkscope.report.figures import draw as drawn
 from qkscope.results.read import load_results
 from test_figures import FIGURES, by_gid

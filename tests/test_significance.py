@@ -14,7 +14,6 @@ import pytest
 
 import shared
 from qkscope.compare.two_runs import compare_heads
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.claims.account import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance.table import with_concordance
@@ -24,6 +23,7 @@ from qkscope.lenses.rope.card_split import _step
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
+from qkscope.lenses.views import build_tables
 from qkscope.page.answer import answer
 from qkscope.page.write import page_html
 from qkscope.report.write import write_report
@@ -196,7 +196,7 @@ def test_a_head_is_judged_by_the_groups_of_its_own_moments():
 @pytest.mark.slow
 def test_one_mean_has_one_standard_error(results):
     """Mean r_q in trajectory.csv and rope_alone.csv, and its change in rope_split.csv and between checkpoints."""
-    for at in build_tables(results).choices():
+    for at in build_tables(results).views():
         trajectory = at.table("trajectory").set_index("model")
         alone = at.table("rope_alone").query("layer_kind == 'all'").set_index("model")
         split = split_table(at).query("heads_of == 'all' and quantity in ['r_q', 'r_k']")

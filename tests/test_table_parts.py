@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from qkscope.errors import MomentsFileError
-from qkscope.lenses.base import Measure, HeadTable, Lens
+from qkscope.lenses.base import HeadTable, Lens, Measure
 from qkscope.lenses.registry import head_tables, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments

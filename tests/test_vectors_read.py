@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.lenses.base import Measure, HeadTable, Lens
+from qkscope.lenses.base import HeadTable, Lens, Measure
 from qkscope.lenses.position.table import OWN
 from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rows import file_columns

@@ -9,9 +9,9 @@ import pytest
 from known_errors import FAR, HEADS, MODELS, moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.position.table import DOUBLINGS, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows.table import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
@@ -173,8 +173,8 @@ def test_windows_of_published_tables_do_not_say_how_many_tokens_they_have(tmp_pa
 def test_the_page_has_the_errors_of_every_window(tmp_path):
     tables = long_and_short(tmp_path, [32, 64])
     pack = Pack()
-    data = add_tables(pack, tables.results)
-    enough = add_windows(pack, page_grid(tables.results.study, data), tables.own, data["windows"])
+    data = add_tables(pack, tables.files)
+    enough = add_windows(pack, page_grid(tables.files.study, data), tables.own, data["windows"])
     assert enough == {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}
     assert data["windows"] == [[0, 32], [0, 64], [1, 32], [1, 64]]
     text = pack.text()

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from reports import FIGURES, Cards
 

@@ -22,9 +22,9 @@ from qkscope.ablate.needle import require_room
 from qkscope.ablate.outcomes import FEWEST_DOCUMENTS
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.registry import registered
 from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.views import build_tables
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
 from qkscope.results.read import load_results

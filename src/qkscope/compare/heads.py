@@ -17,7 +17,7 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
-from qkscope.results.read import Results
+from qkscope.results.read import ResultsFolder
 from qkscope.stats import significance
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Block, Code, Strong, TableBlock, heading, paragraph
@@ -30,8 +30,8 @@ SHOWN = 24  # changed heads in the card; all are in the table
 class HeadFacts:
     """A run against another run."""
 
-    results: Results
-    other: Results
+    results: ResultsFolder
+    other: ResultsFolder
     comparison: HeadComparison
 
 

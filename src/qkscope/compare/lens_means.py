@@ -11,7 +11,7 @@ import pandas as pd
 from qkscope.compare.references import PublishedReference
 from qkscope.lenses.base import HeadTable
 from qkscope.lenses.means import MEANS_KEY
-from qkscope.results.read import Results, read_head_table
+from qkscope.results.read import ResultsFolder, read_head_table
 from qkscope.results.schema import LAYER_MEANS_CSV
 
 _HEAD = ["model", "layer", "head"]
@@ -29,7 +29,7 @@ class LensMeans:
     title: str
     words: Mapping[str, str]  # what each number is, in published order
     shares: frozenset[str]  # of these numbers a given tolerance is a difference, of others a share of the number
-    read: Callable[[Results], pd.DataFrame | None]  # the heads' rows at each checkpoint's own context
+    read: Callable[[ResultsFolder], pd.DataFrame | None]  # the heads' rows at each checkpoint's own context
     aggregate: Callable[[pd.DataFrame], pd.DataFrame]  # heads of all checkpoints in, a row per `model` out
     noise: Callable[[pd.DataFrame, pd.DataFrame, int, float], Noise]  # heads, published, tokens, what averaging leaves
     # The run's own errors over documents, from the heads and `layer_means.csv`; a number that has none is not in it.
@@ -65,7 +65,7 @@ class LensMeans:
         return reference.reading_error[f"{self.name} {cell}"]
 
 
-def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
+def rows_at_own_window(results: ResultsFolder, of: HeadTable) -> pd.DataFrame | None:
     """A head table's rows at each checkpoint's own context; None where results have no such table."""
     table = read_head_table(results, of.file, of.names, of.key)
     if table is None:
@@ -73,12 +73,12 @@ def rows_at_own_window(results: Results, of: HeadTable) -> pd.DataFrame | None:
     return _at_own_window(results, table)
 
 
-def layer_means(results: Results) -> pd.DataFrame | None:
+def layer_means(results: ResultsFolder) -> pd.DataFrame | None:
     """The layers' means without each group of documents at each checkpoint's own context; None without such a file."""
     table = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
     return None if table is None else _at_own_window(results, table)
 
 
-def _at_own_window(results: Results, table: pd.DataFrame) -> pd.DataFrame:
+def _at_own_window(results: ResultsFolder, table: pd.DataFrame) -> pd.DataFrame:
     windows = results.heads.groupby("model")["window"].max()
     return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)

@@ -16,7 +16,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE
 from qkscope.lenses.plasticity.published import BUCKETS, MISSING
 from qkscope.lenses.plasticity.sampled import PUBLISHED
-from qkscope.results.read import Results, read_study_table
+from qkscope.results.read import ResultsFolder, read_study_table
 
 WORDS = {
     "ap": "mean plasticity",
@@ -32,7 +32,7 @@ _KEY = ("model", "layer", "head", "window", "estimator")
 _TEXTS = ("model", "estimator", "rotary", "attention", "errors")
 
 
-def sampled_heads(results: Results) -> pd.DataFrame | None:
+def sampled_heads(results: ResultsFolder) -> pd.DataFrame | None:
     """The heads' rows by the published protocol at each checkpoint's own context; None where no pairs were drawn."""
     table = read_study_table(results, SAMPLED_FILE, [*WORDS, *ERRORS, "places"], _KEY, _TEXTS)
     if table is None:

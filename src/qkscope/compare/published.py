@@ -20,7 +20,7 @@ from qkscope.compare.words import (
     worst_section,
 )
 from qkscope.results.folder import COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
-from qkscope.results.read import Results
+from qkscope.results.read import ResultsFolder
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Block, Code, OwnWords, Run, Strong, TableBlock, heading, paragraph
 from qkscope.words.phrases import PATH_CHARACTERS, listed, percent, shortened
@@ -38,7 +38,7 @@ _TABLES = {
 class PublishedFacts:
     """A run against a publication."""
 
-    results: Results
+    results: ResultsFolder
     reference: PublishedReference
     comparison: PublishedComparison
     tolerance: float | None

@@ -14,7 +14,7 @@ from qkscope.compare.lens_means import LensMeans, Noise, rows_at_own_window
 from qkscope.compare.references import ROTATION
 from qkscope.lenses.means import LensPanel, with_averaged
 from qkscope.lenses.rotation.table import TABLE
-from qkscope.results.read import Results
+from qkscope.results.read import ResultsFolder
 
 MEANS = {
     "r_k_a_abs": "mean |r| of keys along a",
@@ -34,7 +34,7 @@ WORDS = MEANS | {
 _SHARES = ("separation_strength", "plane_var_fraction")
 
 
-def rotated_heads(results: Results) -> pd.DataFrame | None:
+def rotated_heads(results: ResultsFolder) -> pd.DataFrame | None:
     """The heads' own rows of `rotated.csv` at each checkpoint's own context; None where there is no such table."""
     return rows_at_own_window(results, TABLE)
 

@@ -29,7 +29,7 @@ from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
-from qkscope.results.read import Entries, Entry, Results, load_results
+from qkscope.results.read import Entries, Entry, ResultsFolder, load_results
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.words.blocks import AnyBlock, to_markdown
 
@@ -68,7 +68,7 @@ def compare_results(
     return _with_folder(mine, _load(other), tolerance, out)
 
 
-def _load(folder: Path) -> Results:
+def _load(folder: Path) -> ResultsFolder:
     if not folder.is_dir() and not (is_archive(folder) and folder.exists()):
         raise InputError(f"{folder}: no such results folder or archive; {_choices()}")
     return load_results(folder)
@@ -87,7 +87,7 @@ def _choices() -> str:
 
 
 def _with_published(
-    mine: Results, reference: PublishedReference, tolerance: float | None, out: Path | None
+    mine: ResultsFolder, reference: PublishedReference, tolerance: float | None, out: Path | None
 ) -> Comparison:
     from qkscope.compare.figure import draw_published_comparison, save_comparison  # matplotlib: only here
 
@@ -110,7 +110,7 @@ def _with_published(
     return _write(folder, comparison, published_card(facts), published_lines(facts), partial(save_comparison, figure))
 
 
-def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Path | None) -> Comparison:
+def _with_folder(mine: ResultsFolder, other: ResultsFolder, tolerance: float | None, out: Path | None) -> Comparison:
     from qkscope.compare.figure import draw_head_comparison, save_comparison
 
     comparison = compare_heads(
@@ -128,7 +128,7 @@ def _with_folder(mine: Results, other: Results, tolerance: float | None, out: Pa
     return _write(folder, comparison, head_card(facts), head_lines(facts), partial(save_comparison, figure))
 
 
-def _groups(run: Results) -> int:
+def _groups(run: ResultsFolder) -> int:
     """The groups of documents behind a run's errors: those of its replicates, else those of its study."""
     replicates = rows_at_own_window(run, REPLICATES)
     if replicates is not None and (groups := replicate_groups(replicates)):
@@ -137,7 +137,7 @@ def _groups(run: Results) -> int:
     return max(FEWEST_GROUPS, 0 if study is None else study.groups or 0)
 
 
-def _other_documents(mine: Results, other: Results) -> list[str]:
+def _other_documents(mine: ResultsFolder, other: ResultsFolder) -> list[str]:
     """The checkpoints of both that are known to have read other documents."""
     seen = [
         {

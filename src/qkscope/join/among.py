@@ -18,9 +18,9 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.full_heads import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
-from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rotation.table import FILE as ROTATED
+from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, POINTS_CSV, join_folder
 from qkscope.results.read import load_results
@@ -53,15 +53,15 @@ def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
     return _among(build_tables(load_results(folder)), published)
 
 
-def _among(tables: StudyTables, published: PublishedModels) -> pd.DataFrame:
-    own, folder = tables.own, tables.results.source
+def _among(tables: Results, published: PublishedModels) -> pd.DataFrame:
+    own, folder = tables.own, tables.files.source
     rows = [row for measure, file in HOMES.items() for row in _rows(own, measure, file, published)]
     if not rows:
         raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
     return pd.DataFrame(rows)
 
 
-def _rows(own: AtWindow, measure: str, file: str, published: PublishedModels) -> list[dict[str, object]]:
+def _rows(own: WindowView, measure: str, file: str, published: PublishedModels) -> list[dict[str, object]]:
     if file and not own.has(file):
         return []
     panel = own.panel_of(file) if file else own.panel
@@ -137,7 +137,7 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     published = load_published_models()
     tables = build_tables(load_results(folder))
     table = _among(tables, published)
-    place = out or join_folder(tables.results.writable_folder, "among")
+    place = out or join_folder(tables.files.writable_folder, "among")
     lines = among_lines(table, published)
     write_csv(table.drop(columns="heads_said"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))

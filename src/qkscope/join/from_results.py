@@ -14,7 +14,7 @@ import pandas as pd
 from qkscope.errors import InputError
 from qkscope.join.full_heads import ComparedHeads, compared_heads, has_window
 from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
-from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
+from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.read import load_results
 from qkscope.results.twins import same_networks
@@ -64,7 +64,7 @@ def _note(model: str, heads: ComparedHeads) -> ModelNote:
     return ModelNote(f"Means of {model} are over {heads.words}.", (model,))
 
 
-def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
+def _chosen(tables: Results, common: bool | None, folder: Path) -> WindowView:
     if common and tables.common is None:
         known = {tables.own.window_of(name) for name in tables.own.names}
         if len(known) > 1:
@@ -72,7 +72,7 @@ def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
     return tables.own if tables.common is None or common is False else tables.common
 
 
-def _there(at: AtWindow, heads: Mapping[str, ComparedHeads], names: Sequence[str]) -> list[str]:
+def _there(at: WindowView, heads: Mapping[str, ComparedHeads], names: Sequence[str]) -> list[str]:
     """Those of the names that the compared heads have a number for, in at least three entries."""
     known = []
     for name in names:
@@ -85,7 +85,7 @@ def _there(at: AtWindow, heads: Mapping[str, ComparedHeads], names: Sequence[str
     return known
 
 
-def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
+def _panel(at: WindowView, name: str) -> tuple[HeadPanel, str]:
     """The heads that have a measure: `r_q`, or `table.column`, or a column that one table alone has."""
     table, dot, column = name.rpartition(".")
     if not dot and _has(at.panel, column, at):
@@ -104,11 +104,11 @@ def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
     )
 
 
-def _one_row(at: AtWindow, file: str) -> bool:
+def _one_row(at: WindowView, file: str) -> bool:
     return not bool(at.table(file).duplicated(["model", "layer", "head"]).any())
 
 
-def _has(panel: HeadPanel, column: str, at: AtWindow) -> bool:
+def _has(panel: HeadPanel, column: str, at: WindowView) -> bool:
     try:
         panel.values(column, at.names[0])
     except KeyError:
@@ -116,7 +116,7 @@ def _has(panel: HeadPanel, column: str, at: AtWindow) -> bool:
     return True
 
 
-def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
+def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     """Measures at every window that was measured, for scores at several lengths."""
     names = [name for name in measures if name in OF_WINDOWS]
     if own.windows is None or not names:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.views import WindowView
 from qkscope.results.schema import CHUNKED, SLIDING
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 from qkscope.text import counted
@@ -59,7 +59,7 @@ class ComparedHeads:
         return float(joined.std()) if np.isfinite(joined).all() else float("nan")
 
 
-def compared_heads(at: AtWindow, name: str) -> ComparedHeads:
+def compared_heads(at: WindowView, name: str) -> ComparedHeads:
     """The heads of an entry that are compared: of its full-attention layers, or all where they are of one sort."""
     heads = at.of_entry(name)
     full = ~has_window(heads)

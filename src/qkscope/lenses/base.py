@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
     from numpy.typing import NDArray
 
-    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.card import Card, Subject
     from qkscope.lenses.kept_sample import KeptSample
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
+    from qkscope.lenses.views import Results, WindowView
     from qkscope.stats.jackknife import Scale
 
 # At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
@@ -185,11 +185,11 @@ class Summary:
     """A table over the heads of each checkpoint, `tables/<name>.csv`; `build` returns None where there is none."""
 
     name: str
-    build: Callable[[AtWindow], pd.DataFrame | None]
+    build: Callable[[WindowView], pd.DataFrame | None]
     at_common_window: bool = True  # also made there, as `<name>_common.csv`
     # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
     # and pieces are made on all cores.
-    pieces: Callable[[AtWindow], Sequence[Callable[[], pd.DataFrame]]] | None = None
+    pieces: Callable[[WindowView], Sequence[Callable[[], pd.DataFrame]]] | None = None
     # What the page tells the errors of, where the summary has a row for each entry: columns that are means of the
     # heads' columns of the same names.
     means: tuple[str, ...] = ()
@@ -204,7 +204,7 @@ class Figure:
     """
 
     name: str
-    draw: Callable[[AtWindow], Drawing] | None = None
+    draw: Callable[[WindowView], Drawing] | None = None
     card: Callable[[Subject], Card] | None = None
     needs: tuple[str, ...] = ()  # names of summaries, or files of head tables
     title: str = ""  # the headline; what the checkpoints span is added
@@ -212,13 +212,13 @@ class Figure:
     caption: str = ""  # what is drawn, in one or two sentences; windows, layer types and errors are added
     measures: tuple[str, ...] = ()  # those that the card reports, most important first; the chart's by default
     # Sentences that no template writes, at most three in all; the rest come from the trends of `measures`.
-    takeaways: Callable[[StudyTables], Sequence[str]] | None = None
+    takeaways: Callable[[Results], Sequence[str]] | None = None
     at_common_window: bool = False
     number: int | None = None  # of its folder; the next free one by default
-    worthwhile: Callable[[AtWindow], bool] | None = None  # whether its tables have enough to draw, where they exist
+    worthwhile: Callable[[WindowView], bool] | None = None  # whether its tables have enough to draw, where they exist
     leads: int = 0  # sentences of its takeaway that open the page
 
-    def exists(self, at: AtWindow) -> bool:
+    def exists(self, at: WindowView) -> bool:
         """Whether the results carry the figure at this choice of windows: the one place that decides it."""
         if self.chart is not None and (at.common or not self.reported or not all(map(at.has_measure, self.reported))):
             return False
@@ -297,7 +297,7 @@ class OwnView:
     """A view with a module of its own in the page, where named columns do not describe what is to be seen."""
 
     name: str  # by which the module finds its data
-    data: Callable[[StudyTables], Any]  # plain values, which become JSON
+    data: Callable[[Results], Any]  # plain values, which become JSON
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ class Lens:
     details: tuple[Detail, ...] = ()
     own_views: tuple[OwnView, ...] = ()
     # For the first screen of the page; where several lenses know a cause, the first one's is told.
-    cause: Callable[[StudyTables], Cause | None] | None = None
-    examples: Callable[[AtWindow], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
+    cause: Callable[[Results], Cause | None] | None = None
+    examples: Callable[[WindowView], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
 
 
 def later(place: str) -> Callable[..., Any]:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.views import WindowView
 
 
-def canvas(at: AtWindow, width: float, height: float, headline: str, names: Sequence[str] | None = None) -> Figure:
+def canvas(at: WindowView, width: float, height: float, headline: str, names: Sequence[str] | None = None) -> Figure:
     """A figure of so many inches; `names` are the entries that it shows, all by default.
 
     The title says so where all are at the common window: two drawings of one study never have the same title.

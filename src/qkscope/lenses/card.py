@@ -7,14 +7,14 @@ from functools import partial
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order, summary_kinds
 from qkscope.lenses.named_entries import at_or_in
+from qkscope.lenses.views import Results, WindowView
 from qkscope.results import schema
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
-from qkscope.results.read import Entries, Entry, Results
+from qkscope.results.read import Entries, Entry, ResultsFolder
 from qkscope.stats.findings import (
     Agreement,
     Contrast,
@@ -47,26 +47,26 @@ from qkscope.words.production import produced
 class Subject:
     """Everything a card may speak about: the study at one choice of windows, and at the other to compare with."""
 
-    tables: StudyTables
-    at: AtWindow  # the choice of windows that the card is about
+    tables: Results
+    at: WindowView  # the choice of windows that the card is about
 
     @property
-    def results(self) -> Results:
+    def files(self) -> ResultsFolder:
         """The results folder."""
-        return self.tables.results
+        return self.tables.files
 
     @property
-    def own(self) -> AtWindow:
+    def own(self) -> WindowView:
         """The study at each entry's own context."""
         return self.tables.own
 
     @property
-    def common(self) -> AtWindow | None:
+    def common(self) -> WindowView | None:
         """The study at the common window, where that is another choice."""
         return self.tables.common
 
     @property
-    def other(self) -> AtWindow | None:
+    def other(self) -> WindowView | None:
         """The choice of windows that the card is not about."""
         return self.own if self.at.common else self.common
 
@@ -129,7 +129,7 @@ def card_blocks(figure: Figure, card: Card, subject: Subject) -> list[Block]:
         heading(2, "What This Figure Shows"),
         *(paragraph(shown) if isinstance(shown, str) else shown for shown in card.shows if shown),
         heading(2, "How It Was Produced"),
-        *produced(subject.results, subject.tables.rows_of(card.table, subject.at), card.table, card.steps),
+        *produced(subject.files, subject.tables.rows_of(card.table, subject.at), card.table, card.steps),
         numbered(Strong("Drawing"), ": ", *_drawing(figure, card)),
         heading(2, "Key Takeaway"),
         paragraph(takeaway(card)),
@@ -246,7 +246,7 @@ def window_agreement(
     Quantities are those of the table of heads, or of a lens's `file`. Without a common-window table, only the warning
     that training and window are mixed there.
     """
-    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
+    changes = context_changes(subject.files.study.checkpoints, subject.own.table("trajectory"))
     if not changes:
         return []
     if not subject.study.one_run:
@@ -266,7 +266,7 @@ def window_agreement(
     return said
 
 
-def _panel(at: AtWindow, file: str | None) -> HeadPanel:
+def _panel(at: WindowView, file: str | None) -> HeadPanel:
     return at.panel if file is None else at.panel_of(file)
 
 
@@ -291,7 +291,7 @@ def _other_choice(
 
 def context_takeaway(subject: Subject, quantities: Sequence[str], file: str | None = None) -> str:
     """For a takeaway: whether the first step with a new context holds at the other choice of windows."""
-    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
+    changes = context_changes(subject.files.study.checkpoints, subject.own.table("trajectory"))
     if not changes or not subject.study.one_run:
         return ""
     before, after, _, _ = changes[0]

@@ -15,7 +15,7 @@ from qkscope.lenses.base import error_name
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.views import WindowView
 
 
 def heads_error_name(column: str) -> str:
@@ -50,7 +50,7 @@ def with_mean_errors(
     return extended
 
 
-def column_means(at: AtWindow, file: str, columns: Sequence[str]) -> pd.DataFrame:
+def column_means(at: WindowView, file: str, columns: Sequence[str]) -> pd.DataFrame:
     """By checkpoint the mean, standard deviation and error over documents of columns of a lens's table."""
     names, panel = list(at.names), at.panel_of(file)
     groups = at.table(file).groupby("model")

@@ -17,7 +17,7 @@ from qkscope.words.phrases import curve_course, jumps, ranking, sentence, signif
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.views import WindowView
 
 
 def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: int = 0) -> Figure:
@@ -33,7 +33,7 @@ def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: i
     )
 
 
-def draw_mean_curve(file: str, column: Measure, title: str, at: AtWindow) -> Drawing:
+def draw_mean_curve(file: str, column: Measure, title: str, at: WindowView) -> Drawing:
     """Means over heads with their spread and errors."""
     from qkscope.draw import style
     from qkscope.draw.curves import draw_band_line, spread_keys

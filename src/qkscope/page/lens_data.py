@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, View
+from qkscope.lenses.views import Results
 from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.detail import kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision
@@ -69,12 +69,12 @@ def kept_columns(
     return kept_checkpoints(len(grid.names), size, ROOM if room is None else room)
 
 
-def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
+def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: Results) -> None:
     """Errors over documents of means over all heads, of columns that are shown as curves or bars, by checkpoint.
 
     They are `lens.<table>.<choice>.<column>.mean_se`. A selection of heads has none: its replicates are not kept.
     """
-    for choice, at in zip(CHOICES, tables.choices(), strict=False):
+    for choice, at in zip(CHOICES, tables.views(), strict=False):
         for lens in lenses:
             drawn = {name for view in lens.views if view.kind in ("curve", "bars") for name in view.columns}
             for table in _head_tables(lens):
@@ -88,10 +88,10 @@ def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: Stud
                         )
 
 
-def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
+def lens_tables(tables: Results) -> dict[str, dict[str, pd.DataFrame]]:
     """The lenses' head tables that the results have, by file and choice."""
-    files = {file for at in tables.choices() for file in at.head_tables}
-    choices = dict(zip(CHOICES, tables.choices(), strict=False))
+    files = {file for at in tables.views() for file in at.head_tables}
+    choices = dict(zip(CHOICES, tables.views(), strict=False))
     return {
         file: {choice: at.head_tables[file] for choice, at in choices.items() if file in at.head_tables}
         for file in files

@@ -10,10 +10,10 @@ import math
 import re
 from collections.abc import Sequence
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Trajectories
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, part_of
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
@@ -28,7 +28,7 @@ MOST_ROWS = 6  # of the number table
 MOST_MODELS = 5  # columns of it, where entries are models or seeds
 
 
-def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+def declared_card(figure: Figure, tables: Results) -> list[AnyBlock]:
     """The card of a figure with a chart, under the headings of the published cards."""
     own = tables.own
     span = f" {own.study.span.title()}" if figure.chart is not None else ""
@@ -47,7 +47,7 @@ def declared_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
     ]
 
 
-def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
+def takeaways(figure: Figure, tables: Results) -> list[str]:
     """At most three sentences: the figure's own ones first, then the trends of its measures."""
     own = list(figure.takeaways(tables)) if figure.takeaways is not None else []
     for name in figure.reported:
@@ -57,7 +57,7 @@ def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
     return own[:MOST_TAKEAWAYS]
 
 
-def measure_sentence(tables: StudyTables, measure: Measure) -> str:
+def measure_sentence(tables: Results, measure: Measure) -> str:
     """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
     own, common = tables.own, tables.common
     kind = main_type(own, measure.name)
@@ -71,7 +71,7 @@ def measure_sentence(tables: StudyTables, measure: Measure) -> str:
     return f"{sentence[:-1]}. At equal context length {there[:1].lower()}{there[1:]}"
 
 
-def _sentence(at: AtWindow, measure: Measure, kind: str, name: str = "") -> str:
+def _sentence(at: WindowView, measure: Measure, kind: str, name: str = "") -> str:
     panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
     who = "" if kind == EVERY_KIND else f" in {shortened(kind)} layers"
     called = name or (measure.label if measure.kind == "indicator" else f"mean {measure.label}")
@@ -80,7 +80,7 @@ def _sentence(at: AtWindow, measure: Measure, kind: str, name: str = "") -> str:
     return describe_ranking(panel, entries, measure.name, called, fmt, at.study.noun)
 
 
-def main_type(at: AtWindow, measure: str) -> str:
+def main_type(at: WindowView, measure: str) -> str:
     """The layer type that sentences are about: the first that has the measure (rotary comes first), or all heads."""
     if at.layer_types == [EVERY_KIND] or not at.study.one_run:
         return EVERY_KIND
@@ -88,7 +88,7 @@ def main_type(at: AtWindow, measure: str) -> str:
     return next((kind for kind, mean in means if math.isfinite(mean)), EVERY_KIND)
 
 
-def _reading(figure: Figure, tables: StudyTables) -> str:
+def _reading(figure: Figure, tables: Results) -> str:
     """How to read the marks: windows, spread, errors."""
     own, common = tables.own, tables.common
     parts = []
@@ -104,7 +104,7 @@ def _reading(figure: Figure, tables: StudyTables) -> str:
     return " ".join(parts)
 
 
-def number_table(figure: Figure, tables: StudyTables) -> TableBlock:
+def number_table(figure: Figure, tables: Results) -> TableBlock:
     """First and last checkpoint of a run at both windows, or each model: means ± standard errors."""
     own = tables.own
     columns = _columns(tables)
@@ -123,15 +123,15 @@ def number_table(figure: Figure, tables: StudyTables) -> TableBlock:
     return TableBlock(["Mean", *titles], rows[:MOST_ROWS])
 
 
-def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:
+def _columns(tables: Results) -> list[tuple[WindowView, Entry]]:
     entries = tables.own.study.checkpoints
     if not tables.own.study.one_run:
         return [(tables.own, entry) for entry in entries[:MOST_MODELS]]
     ends = [entries[0]] if len(entries) == 1 else [entries[0], entries[-1]]
-    return [(at, entry) for at in tables.choices() for entry in ends if entry.name in at.names]
+    return [(at, entry) for at in tables.views() for entry in ends if entry.name in at.names]
 
 
-def population(at: AtWindow, kind: str) -> str:
+def population(at: WindowView, kind: str) -> str:
     """`48 rotary heads`."""
     counts = [len(heads_of_kind(at.of_entry(name), kind)) for name in at.names]
     low, high = min(counts), max(counts)
@@ -139,9 +139,9 @@ def population(at: AtWindow, kind: str) -> str:
     return f"{low:,}–{high:,} {name}heads" if low < high else f"{high:,} {name}heads"
 
 
-def _production(figure: Figure, tables: StudyTables) -> list[Run]:
+def _production(figure: Figure, tables: Results) -> list[Run]:
     """Where the numbers come from, in one line; the rest of the provenance is listed once per report."""
-    results = tables.results
+    results = tables.files
     documents = [c.record.documents for c in results.study.checkpoints if c.record.documents is not None]
     corpus = results.provenance.corpus or CorpusRecord()
     runs: list[Run] = [Code("heads.csv"), ", ", Code("means.csv")]

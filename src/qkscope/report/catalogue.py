@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Lens
 from qkscope.lenses.card import Subject, card_blocks
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import COMMON_SUFFIX, Results, WindowView
 from qkscope.report.cards import declared_card
 from qkscope.words.blocks import AnyBlock
 
@@ -29,7 +29,7 @@ class Numbered:
         """`01_position_signal`, or `01_position_signal_common` at the common window."""
         return f"{self.number:02d}_{self.name}{COMMON_SUFFIX if common else ''}"
 
-    def card(self, tables: StudyTables, at: AtWindow) -> list[AnyBlock]:
+    def card(self, tables: Results, at: WindowView) -> list[AnyBlock]:
         """What the figure shows, in words."""
 
         def write() -> list[AnyBlock]:
@@ -50,9 +50,9 @@ def catalogue(lenses: Sequence[Lens] | None = None) -> list[Numbered]:
     return sorted(numbered, key=lambda each: each.number)
 
 
-def drawable(tables: StudyTables) -> Iterator[tuple[Numbered, AtWindow]]:
+def drawable(tables: Results) -> Iterator[tuple[Numbered, WindowView]]:
     """The figures that a study carries, each at its choices of windows."""
     for entry in catalogue():
-        for at in tables.choices():
+        for at in tables.views():
             if entry.figure.exists(at):
                 yield entry, at

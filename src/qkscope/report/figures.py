@@ -8,7 +8,7 @@ from matplotlib.figure import Figure as Drawing
 
 from qkscope.draw import style
 from qkscope.files import write_text
-from qkscope.lenses.at_window import COMMON_SUFFIX, AtWindow, StudyTables
+from qkscope.lenses.views import COMMON_SUFFIX, Results, WindowView
 from qkscope.processes import over_cores
 from qkscope.report.catalogue import Numbered, catalogue, drawable
 from qkscope.report.charts import draw_chart
@@ -21,7 +21,7 @@ RETIRED = ("rope_vs_nope",)  # figures of earlier versions, whose files are remo
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 
 
-def draw(entry: Numbered, tables: StudyTables, at: AtWindow) -> Drawing:
+def draw(entry: Numbered, tables: Results, at: WindowView) -> Drawing:
     """One figure, not yet written."""
     if entry.figure.draw is None:
         return draw_chart(entry.figure, tables)
@@ -29,7 +29,7 @@ def draw(entry: Numbered, tables: StudyTables, at: AtWindow) -> Drawing:
         return entry.figure.draw(at)
 
 
-def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Path) -> list[Path]:
+def write_figure(entry: Numbered, tables: Results, at: WindowView, folder: Path) -> list[Path]:
     """Draw one figure into its folder, with its card; returns what was written."""
     place = figure_folder(folder, entry.folder(at.common))
     style.save(draw(entry, tables, at), place)
@@ -38,7 +38,7 @@ def write_figure(entry: Numbered, tables: StudyTables, at: AtWindow, folder: Pat
     return [place / name for name in FIGURE_FILES]
 
 
-def write_figures(tables: StudyTables, folder: Path) -> list[Path]:
+def write_figures(tables: Results, folder: Path) -> list[Path]:
     """Draw every figure that the study carries; files of an earlier run that no longer apply are removed."""
     wanted = list(drawable(tables))
     for entry, at in wanted:

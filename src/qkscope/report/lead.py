@@ -1,14 +1,14 @@
 """The sentences for the first screen of the page: the openings of the takeaways that lenses put forward."""
 
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.card import Subject
+from qkscope.lenses.views import Results
 from qkscope.report.cards import takeaways
 from qkscope.report.catalogue import drawable
 
 SENTENCES = 4
 
 
-def lead(tables: StudyTables) -> list[str]:
+def lead(tables: Results) -> list[str]:
     """At most four statements, each computed from this study."""
     said = []
     for entry, at in drawable(tables):

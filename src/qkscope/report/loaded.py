@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.views import Results, WindowView
     from qkscope.moments.moments import Moments
     from qkscope.report.catalogue import Numbered
     from qkscope.results.entries import Entries
@@ -43,8 +43,8 @@ class StudyResults:
         return self._results.study
 
     @cached_property
-    def _tables(self) -> StudyTables:
-        from qkscope.lenses.at_window import build_tables
+    def _tables(self) -> Results:
+        from qkscope.lenses.views import build_tables
 
         return build_tables(self._results)
 
@@ -54,7 +54,7 @@ class StudyResults:
 
     def table(self, name: str, *, common: bool = False) -> pd.DataFrame:
         """A summary such as `trajectory`, or a head table by its file, such as `score.csv`."""
-        from qkscope.lenses.at_window import summary_file
+        from qkscope.lenses.views import summary_file
 
         at = self._at(common)
         table = at.find(name)
@@ -87,7 +87,7 @@ class StudyResults:
 
         return list(dict.fromkeys(entry.name for entry, _ in drawable(self._tables)))
 
-    def _drawable(self, name: str, common: bool) -> tuple[Numbered, AtWindow]:
+    def _drawable(self, name: str, common: bool) -> tuple[Numbered, WindowView]:
         from qkscope.report.catalogue import drawable
 
         for entry, at in drawable(self._tables):
@@ -96,7 +96,7 @@ class StudyResults:
         where = " at the common window" if common else ""
         raise InputError(f"{self.folder} has no figure {name!r}{where}{_closest(name, self.figures)}")
 
-    def _at(self, common: bool) -> AtWindow:
+    def _at(self, common: bool) -> WindowView:
         if not common:
             return self._tables.own
         if self._tables.common is None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from qkscope.files import require_writable
-from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
+from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import PageCard, write_page
 from qkscope.report.catalogue import catalogue, drawable
 from qkscope.report.lead import lead
@@ -20,7 +20,7 @@ def write_report(
     Raises TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
     tables = build_tables(load_results(Path(results_folder)))
-    place = out or tables.results.writable_folder
+    place = out or tables.files.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
     written = write_tables(tables, place)
@@ -33,7 +33,7 @@ def write_report(
     return written
 
 
-def page_cards(tables: StudyTables) -> list[PageCard]:
+def page_cards(tables: Results) -> list[PageCard]:
     """The cards of all figures that the study carries."""
     return [PageCard(entry.name, at.common, entry.card(tables, at)) for entry, at in drawable(tables)]
 

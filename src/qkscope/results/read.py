@@ -61,7 +61,7 @@ _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer m
 
 
 @dataclass(frozen=True)
-class Results:
+class ResultsFolder:
     """A results folder: component 0 of each table, checked, with depth, rotary and window filled in."""
 
     folder: Path  # where its files are: of an archive, where they were unpacked
@@ -85,7 +85,7 @@ class Results:
         )
 
 
-def load_results(folder: Path | str) -> Results:
+def load_results(folder: Path | str) -> ResultsFolder:
     """Read and check a results folder, or an archive that `qkscope export` made, each file once.
 
     Raises TableError when something that is needed is not there.
@@ -122,7 +122,7 @@ def load_results(folder: Path | str) -> Results:
         axis=settings.axis or "entries",
         axis_scale=settings.axis_scale or "linear",
     )
-    return Results(
+    return ResultsFolder(
         folder=folder,
         source=source,
         study=study,
@@ -137,7 +137,7 @@ def load_results(folder: Path | str) -> Results:
 
 
 def read_head_table(
-    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY, texts: Sequence[str] = ()
+    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY, texts: Sequence[str] = ()
 ) -> pd.DataFrame | None:
     """A lens's table of the folder, its numbers checked; None where the folder has none (yet).
 
@@ -147,7 +147,7 @@ def read_head_table(
 
 
 def read_study_table(
-    results: Results, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
+    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
 ) -> pd.DataFrame | None:
     """A lens's table about the study as a whole, likewise; `texts` are columns of words, those ending in `model` name
     entries."""
@@ -155,7 +155,7 @@ def read_study_table(
 
 
 def _read_known(
-    results: Results,
+    results: ResultsFolder,
     file: str,
     columns: Sequence[str],
     key: Sequence[str],

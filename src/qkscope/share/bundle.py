@@ -19,8 +19,8 @@ from pathlib import Path
 from qkscope.errors import InputError, StorageError, TableError
 from qkscope.files import replacing, require_writable, write_text, writing
 from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_json, read_bytes
-from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import write_page
 from qkscope.report.catalogue import drawable
 from qkscope.report.lead import lead
@@ -39,7 +39,7 @@ from qkscope.results.folder import (
     results_file,
 )
 from qkscope.results.local_paths import PathShortener
-from qkscope.results.read import Results, load_results
+from qkscope.results.read import ResultsFolder, load_results
 from qkscope.share.card import dataset_card
 from qkscope.share.parquet import shared_tables, write_parquet
 from qkscope.share.staging import staged
@@ -91,7 +91,7 @@ def export_results(
     return out
 
 
-def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> Results:
+def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Notify) -> ResultsFolder:
     """Write the export of a results folder into a new folder; returns it as it is read back."""
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
@@ -113,8 +113,8 @@ def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Not
     shared = shared_tables(place)
     if settings.parquet:
         shared = write_parquet(shared, place)
-    write_text(place / CARD, dataset_card(tables.results, shared, files_in(place)))
-    return tables.results
+    write_text(place / CARD, dataset_card(tables.files, shared, files_in(place)))
+    return tables.files
 
 
 def table_names() -> list[str]:
@@ -192,7 +192,7 @@ def _tell_paths(shortener: PathShortener, report: Notify) -> None:
         report(f"note: absolute paths under {len(keys) - SHOWN_PATHS} more keys are shortened")
 
 
-def _read_back(place: Path, folder: Path) -> StudyTables:
+def _read_back(place: Path, folder: Path) -> Results:
     """The export as others will read it; what is wrong with it is wrong with the results folder."""
     try:
         return build_tables(load_results(place))
@@ -200,7 +200,7 @@ def _read_back(place: Path, folder: Path) -> StudyTables:
         raise TableError(str(error).replace(str(place), str(folder))) from None
 
 
-def _write_cards(tables: StudyTables, folder: Path, place: Path) -> int:
+def _write_cards(tables: Results, folder: Path, place: Path) -> int:
     """The figures that were drawn, as vector graphics, with their cards; returns how many."""
     written = 0
     for entry, at in drawable(tables):

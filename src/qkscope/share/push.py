@@ -14,7 +14,7 @@ from typing import Any
 from qkscope.errors import InputError, StorageError, first_line
 from qkscope.files import write_text
 from qkscope.results.folder import CARD, REPORT_HTML
-from qkscope.results.read import Results
+from qkscope.results.read import ResultsFolder
 from qkscope.share.bundle import ExportSettings, files_in, fill_export
 from qkscope.share.card import space_card
 
@@ -59,7 +59,7 @@ def push_results(
     return addresses
 
 
-def _write_space(results: Results, place: Path) -> None:
+def _write_space(results: ResultsFolder, place: Path) -> None:
     write_text(place / CARD, space_card(results))
     shutil.copyfile(results.folder / REPORT_HTML, place / "index.html")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
 from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.views import WindowView
 from qkscope.stats.noise import EVERY_HEAD, Part
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
@@ -19,7 +19,7 @@ DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and thr
 PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qkscope/...
 
 
-def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
+def entry_scalars(at: WindowView, name: str, prefix: str = PREFIX) -> dict[str, float]:
     """The numbers of one entry; a callback in training has the same under a prefix of its own."""
     scalars = _means(at, name, "", EVERY_HEAD)
     kinds = kinds_in_order(at.heads["layer_kind"])
@@ -32,14 +32,14 @@ def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, fl
     return {f"{prefix}{key}": value for key, value in scalars.items()}
 
 
-def _means(at: AtWindow, name: str, prefix: str, part: Part) -> dict[str, float]:
+def _means(at: WindowView, name: str, prefix: str, part: Part) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for quantity in MEASURES:
         scalars |= _with_error(at, name, quantity, f"{prefix}{quantity}_mean", part)
     return scalars
 
 
-def _with_error(at: AtWindow, name: str, quantity: str, key: str, part: Part) -> dict[str, float]:
+def _with_error(at: WindowView, name: str, quantity: str, key: str, part: Part) -> dict[str, float]:
     values = at.panel.values(quantity, name, part)
     defined = [float(value) for value in values if math.isfinite(value)]
     numbers = {

@@ -6,7 +6,7 @@ from typing import Any
 from qkscope.results import schema
 from qkscope.results.local_paths import without_local_paths
 from qkscope.results.provenance import CorpusRecord
-from qkscope.results.read import Entry, Results, phase_segments
+from qkscope.results.read import Entry, ResultsFolder, phase_segments
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, bullet, numbered
 from qkscope.words.phrases import listed, shortened
@@ -15,7 +15,7 @@ NOT_RECORDED = "not recorded"
 _LISTED_CHECKPOINTS = 12
 
 
-def produced(results: Results, rows: int, table: str, steps: Sequence[tuple[str, str]]) -> list[Block]:
+def produced(results: ResultsFolder, rows: int, table: str, steps: Sequence[tuple[str, str]]) -> list[Block]:
     """Numbered items: data, model, heads, checkpoints, corpus, then the figure's own steps."""
     component = (", filtered to PC0 (", Code("pc == 0"), ")") if table in schema.QK_FILES else ()
     one_run = results.study.one_run
@@ -73,7 +73,7 @@ def _layout(checkpoint: Entry) -> str | None:
     return ", ".join(parts)
 
 
-def _heads(results: Results) -> str:
+def _heads(results: ResultsFolder) -> str:
     per = results.heads.groupby("model").size()
     low, high = int(per.min()), int(per.max())
     noun = results.study.noun
@@ -88,7 +88,7 @@ def _heads(results: Results) -> str:
     return f"{amount} query heads per {noun} ({how})."
 
 
-def _order(results: Results) -> list[str]:
+def _order(results: ResultsFolder) -> list[str]:
     checkpoints = results.study.checkpoints
     lines = []
     for phase, first, last in phase_segments(checkpoints):
@@ -126,7 +126,7 @@ def _theta(value: object) -> str | None:
     return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
 
 
-def _corpus(results: Results) -> list[Run]:
+def _corpus(results: ResultsFolder) -> list[Run]:
     corpus = results.provenance.corpus or CorpusRecord()
     records = [c.record for c in results.study.checkpoints]
     documents = [record.documents for record in records if record.documents is not None]

@@ -17,17 +17,17 @@ from qkscope.lenses.ablation.table import (
     last_measured,
     shown_edit,
 )
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.taxonomy.heads import heads_at
+from qkscope.lenses.views import WindowView
 
 RISE = "rise of the loss (nats per token)"
 MARKERS = "osD^vP*X"
 
 
-def draw_ablation(at: AtWindow) -> Figure:
+def draw_ablation(at: WindowView) -> Figure:
     """One panel per measure that the results have: a dot per head of the last entry, its error over documents."""
     edit, model = shown_edit(at), last_measured(at)
     ranks = at.table(NAME)
@@ -65,7 +65,7 @@ def _panel(axes: Axes, heads: pd.DataFrame, name: str, edit: str) -> None:
         axes.legend(loc="upper left", fontsize=7, frameon=False)
 
 
-def draw_groups(at: AtWindow) -> Figure:
+def draw_groups(at: WindowView) -> Figure:
     """Chosen heads and matched random ones, edit by edit, and how far they differ: of the last checkpoint with both, or
     of every model."""
     table = at.table(GROUPS_FILE)
@@ -114,7 +114,7 @@ def _group(left: Axes, right: Axes, rows: pd.DataFrame, edits: list[str], group:
     right.plot(known["excess"], y, marker, color=style.INK, markersize=5, gid=f"excess {number}")
 
 
-def draw_course(at: AtWindow) -> Figure:
+def draw_course(at: WindowView) -> Figure:
     """Over the entries: the mean over heads of what edits cost, and how many heads cost anything, and since when."""
     table, begins = at.table(COURSE_FILE), at.table(BEGINS)
     edits = [edit for edit in EDITS if edit in set(table["edit"])]
@@ -140,7 +140,7 @@ def draw_course(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _measured(at: AtWindow, table: pd.DataFrame, edit: str) -> tuple[np.ndarray, pd.DataFrame]:
+def _measured(at: WindowView, table: pd.DataFrame, edit: str) -> tuple[np.ndarray, pd.DataFrame]:
     """The rows of one edit and their places on the axis: lines join entries that were ablated, over those between."""
     rows = table[table["edit"] == edit].set_index("model").reindex(at.names).reset_index()
     known = rows[rows["edit"].notna()]

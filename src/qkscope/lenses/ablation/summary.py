@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from qkscope.lenses.ablation.table import FILE, freedom_of_losses, measured_edits, measured_entries
-from qkscope.lenses.at_window import AtWindow
+from qkscope.lenses.views import WindowView
 from qkscope.stats.significance import is_significant
 
 BEGINS = "ablation_begins"
 
 
-def begins_at(at: AtWindow) -> pd.DataFrame | None:
+def begins_at(at: WindowView) -> pd.DataFrame | None:
     """At each entry and edit: how many heads begin to matter there, and how many have begun so far.
 
     A head begins to matter at the first entry from which on its edit costs significantly, at every entry that was
@@ -23,7 +23,7 @@ def begins_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows) if rows else None
 
 
-def _begins(at: AtWindow, edit: str) -> list[dict[str, object]]:
+def _begins(at: WindowView, edit: str) -> list[dict[str, object]]:
     table, loss = at.table(FILE), f"loss_{edit}"
     known = table[table[loss].notna() & table[f"{loss}_se"].notna()]
     names = [name for name in at.names if name in set(known["model"])]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
+from qkscope.lenses.views import WindowView
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
@@ -72,13 +72,13 @@ WRITTEN = StudyBuild((GROUPS, COURSE), None)
 MOST_GROUPED = 6  # models or seeds whose groups fit into one figure
 
 
-def measured_edits(at: AtWindow) -> list[str]:
+def measured_edits(at: WindowView) -> list[str]:
     """The edits of single heads that were measured, in the order of EDITS."""
     table = at.table(FILE)
     return [edit for edit in EDITS if table[f"loss_{edit}"].notna().any()]
 
 
-def documents_of(at: AtWindow, model: str, edit: str) -> int | None:
+def documents_of(at: WindowView, model: str, edit: str) -> int | None:
     """On how many documents single heads were measured, where that is recorded."""
     if not at.has(COURSE_FILE):
         return None
@@ -87,28 +87,28 @@ def documents_of(at: AtWindow, model: str, edit: str) -> int | None:
     return None if here.empty else int(here["documents"].iloc[0])
 
 
-def freedom_of_losses(at: AtWindow, model: str, edit: str) -> float:
+def freedom_of_losses(at: WindowView, model: str, edit: str) -> float:
     """Degrees of freedom of errors over documents; those of the fewest that give errors where that is not recorded."""
     return float((documents_of(at, model, edit) or FEWEST_GROUPS) - 1)
 
 
-def shown_edit(at: AtWindow) -> str:
+def shown_edit(at: WindowView) -> str:
     """The edit that figure and card are about: the first of EDITS that was measured."""
     return measured_edits(at)[0]
 
 
-def measured_entries(at: AtWindow, file: str = FILE) -> list[str]:
+def measured_entries(at: WindowView, file: str = FILE) -> list[str]:
     """The entries with ablated heads, in order."""
     there = set(at.table(file)["model"])
     return [name for name in at.names if name in there]
 
 
-def grouped_entries(at: AtWindow) -> list[str]:
+def grouped_entries(at: WindowView) -> list[str]:
     """Whose groups are shown: the last checkpoint of a run that has any, or every model or seed."""
     measured = list(measured_entries(at, GROUPS_FILE))
     return measured[-1:] if at.study.one_run else measured[:MOST_GROUPED]
 
 
-def last_measured(at: AtWindow, file: str = FILE) -> str:
+def last_measured(at: WindowView, file: str = FILE) -> str:
     """The last of them."""
     return measured_entries(at, file)[-1]

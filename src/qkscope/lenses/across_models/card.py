@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from qkscope.lenses.across_models.table import EVERY_MODEL, ROLES, at_component, family_of, twins
-from qkscope.lenses.at_window import summary_file
 from qkscope.lenses.card import Card, Subject, opening, rows, table_file
+from qkscope.lenses.views import summary_file
 from qkscope.results.entries import Entry
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, listed, number, percent, ranking, sentence

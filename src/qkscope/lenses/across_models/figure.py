@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.lenses.across_models.table import EVERY_MODEL, ROLES, at_component, family_of
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.categories import HIGH, LOW
+from qkscope.lenses.views import WindowView
 from qkscope.results.entries import Entry
 
 COLUMNS = 4  # panels beside each other
@@ -32,7 +32,7 @@ def family_colours(entries: tuple[Entry, ...]) -> dict[str, str]:
     return {name: FAMILY_COLOURS[i % len(FAMILY_COLOURS)] for i, name in enumerate(families)}
 
 
-def draw_roles(at: AtWindow) -> Figure:
+def draw_roles(at: WindowView) -> Figure:
     """Mean r_q and r_k of each component: a panel per model, and one over all heads."""
     shown = list(at.study.checkpoints[:MOST_PANELS])
     panels = [
@@ -52,7 +52,7 @@ def draw_roles(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _draw_role(axes: Axes, at: AtWindow, name: str) -> None:
+def _draw_role(axes: Axes, at: WindowView, name: str) -> None:
     table = at.table(ROLES)
     components = at_component(table, name, "pc")
     for kind, colour, side in (("q", style.BLUE, -0.5), ("k", style.RED, 0.5)):
@@ -66,7 +66,7 @@ def _draw_role(axes: Axes, at: AtWindow, name: str) -> None:
     axes.set_xlabel("component", fontsize=7.5)
 
 
-def draw_explained(at: AtWindow) -> Figure:
+def draw_explained(at: WindowView) -> Figure:
     """Mean share of variance of each component, a line per model, coloured by family."""
     table, colours = at.table(ROLES), family_colours(at.study.checkpoints)
     figure = canvas(at, 8.2, 4.6, f"Explained Variance by Component {style.span_title(at.study)}")
@@ -92,7 +92,7 @@ def draw_explained(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def draw_families(at: AtWindow) -> Figure:
+def draw_families(at: WindowView) -> Figure:
     """Every head on PC0, r_q against r_k: a panel per family, models told apart by their marks."""
     colours = family_colours(at.study.checkpoints)
     figure, axes = _grid(at, len(colours), "Every Head by Family (PC0)", 2.9)
@@ -117,7 +117,7 @@ def draw_families(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _grid(at: AtWindow, panels: int, headline: str, height: float) -> tuple[Figure, list[Axes]]:
+def _grid(at: WindowView, panels: int, headline: str, height: float) -> tuple[Figure, list[Axes]]:
     columns = min(COLUMNS, panels)
     rows = math.ceil(panels / columns)
     figure = canvas(at, max(6.4, 3.0 * columns), height * rows + 1.0, f"{headline} {style.span_title(at.study)}")

@@ -9,12 +9,12 @@ from matplotlib.ticker import FuncFormatter
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.views import WindowView
 
 
-def draw_concordance(at: AtWindow) -> Figure:
+def draw_concordance(at: WindowView) -> Figure:
     """Figure 7: shares of concordant keys upwards and discordant keys downwards; mean |r_k| over mean r_k."""
     study = at.study
     table = at.table("concordance")

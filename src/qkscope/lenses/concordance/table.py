@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
 from qkscope.lenses.signs import CONCORDANCE
+from qkscope.lenses.views import WindowView
 
 # What other documents would have given otherwise; which keys are undefined does not depend on them.
 ESTIMATED = ("concordant", "discordant", "weak", "r_k", "r_k_abs")
@@ -41,6 +41,6 @@ def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     return table.rename_axis("model").reset_index()
 
 
-def concordance_at(at: AtWindow) -> pd.DataFrame:
+def concordance_at(at: WindowView) -> pd.DataFrame:
     """The shares of a study at one choice of windows, with their errors over documents."""
     return with_mean_errors(concordance(at.heads, at.names), at.panel, ESTIMATED)

@@ -1,13 +1,13 @@
 """Where in depth the position signal sits: means by layer, or by tenths of depth."""
 
 from qkscope.kinds import MODELS
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.depth.card import layer_heatmap_rk, layer_heatmap_rq
 from qkscope.lenses.depth.table import depth_rk, depth_rq
+from qkscope.lenses.views import WindowView
 
 
-def over_models(at: AtWindow) -> bool:
+def over_models(at: WindowView) -> bool:
     """Whether a heatmap is drawn: at own contexts always, at the common window of models, which differ in theirs."""
     return not at.common or at.study.kind == MODELS
 

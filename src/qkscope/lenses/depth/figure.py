@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries, phase_segments
 
 LABEL_CHARACTERS = 36
@@ -21,7 +21,7 @@ BESIDE = 0.085  # room beside the cells, the same in both figures, so that their
 NEGATIVE = {"Blues": "#fde9c9", "Reds": "#dbe7fb"}  # another hue for means below 0, beside their sign
 
 
-def draw_heatmap_rq(at: AtWindow) -> Figure:
+def draw_heatmap_rq(at: WindowView) -> Figure:
     """Figure 4: mean r_q in Blues from 0 to 1."""
     study = at.study
     headline = f"Mean $r_q$ (PC0) by Layer Depth {style.span_title(study)}"
@@ -29,7 +29,7 @@ def draw_heatmap_rq(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def draw_heatmap_rk(at: AtWindow) -> Figure:
+def draw_heatmap_rk(at: WindowView) -> Figure:
     """Figure 5: mean r_k in Reds from 0 to 1; at the right end of each row the share of discordant keys."""
     study = at.study
     headline = f"Mean $r_k$ (PC0) by Layer Depth {style.span_title(study)}"
@@ -58,7 +58,7 @@ def _text_points(rows: int) -> float:
     return min(8.0, 40.0 * _row_inches(rows))
 
 
-def _heatmap(at: AtWindow, means: pd.DataFrame, colours: str, headline: str, label: str) -> tuple[Figure, Axes]:
+def _heatmap(at: WindowView, means: pd.DataFrame, colours: str, headline: str, label: str) -> tuple[Figure, Axes]:
     study = at.study
     rows = len(means)
     height = max(2.6, rows * _row_inches(rows) + 1.4)

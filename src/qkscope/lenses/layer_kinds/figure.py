@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.views import WindowView
 
 
-def draw_layer_kinds(at: AtWindow) -> Figure:
+def draw_layer_kinds(at: WindowView) -> Figure:
     """Figure 8: mean r_q, mean r_k and the share of discordant keys, for the heads of each kind of layer."""
     study, table = at.study, at.table("layer_kinds")
     if not study.one_run:  # a gap in a run says something; an empty place among models does not

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.concordance.table import with_concordance
 from qkscope.lenses.errors import with_mean_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
 from qkscope.lenses.position.summaries import MEASURES, means_and_spreads, with_measures
+from qkscope.lenses.views import WindowView
 from qkscope.stats.noise import Part
 
 SHARES = ("concordant", "discordant")
@@ -32,7 +32,7 @@ def layer_kinds(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame | No
     return table.reindex(pd.MultiIndex.from_tuples(order, names=["model", "layer_kind"])).reset_index()
 
 
-def layer_kinds_at(at: AtWindow) -> pd.DataFrame | None:
+def layer_kinds_at(at: WindowView) -> pd.DataFrame | None:
     """The kinds of layers of a study at one choice of windows, with errors over documents and over heads."""
     table = layer_kinds(at.heads, at.names)
     if table is None:

@@ -4,10 +4,10 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, spread_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import column_means, has_errors
 from qkscope.lenses.measures.table import FILE
+from qkscope.lenses.views import WindowView
 
 LINES = (
     ("decode", style.PURPLE, "o", "position read out"),
@@ -17,7 +17,7 @@ LINES = (
 BESIDE = 0.12  # where no line tells measures apart, their bars stand beside each other
 
 
-def draw_measures(at: AtWindow) -> Figure:
+def draw_measures(at: WindowView) -> Figure:
     """decode, shape and share of queries and of keys at each entry, with their spread over heads."""
     study = at.study
     table = column_means(at, FILE, [f"{measure}_{kind}" for measure, *_ in LINES for kind in ("q", "k")])

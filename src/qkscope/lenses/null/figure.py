@@ -8,19 +8,19 @@ from matplotlib.lines import Line2D
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_marks import draw_kinds, kind_legend
 from qkscope.lenses.kind_of_layer import over_all_heads, rows_of_kind, summary_kinds
 from qkscope.lenses.null.summary import NAME
 from qkscope.lenses.null.table import KINDS
+from qkscope.lenses.views import WindowView
 
 COLOURS = {"q": style.BLUE, "k": style.RED}
 BESIDE = 0.08  # where no line tells both apart, their bars stand beside each other
 
 
-def draw_null(at: AtWindow) -> Figure:
+def draw_null(at: WindowView) -> Figure:
     """Means over heads of |r| and of its null; below, the share of heads beyond it and what chance would give."""
     study, summary = at.study, at.table(NAME)
     table, kinds = over_all_heads(summary), {k: rows_of_kind(summary, k, at.names) for k in summary_kinds(summary)}

@@ -8,17 +8,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_apart, part_of
 from qkscope.lenses.null.table import FILE, KINDS
+from qkscope.lenses.views import WindowView
 
 NAME = "null_means"
 PARTS = (("r", "_abs"), ("null_r", ""), ("beyond_null", ""))
 NULLS = tuple(f"{part}_{kind}" for part in ("null_r", "beyond_null") for kind, _ in KINDS)
 
 
-def null_means(at: AtWindow) -> pd.DataFrame | None:
+def null_means(at: WindowView) -> pd.DataFrame | None:
     """Mean |r|, mean null and the share of heads beyond it, of all heads of a checkpoint and of each kind of layer.
 
     With errors; None without any null.

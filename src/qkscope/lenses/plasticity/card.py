@@ -167,7 +167,7 @@ def _agreement(subject: Subject, quantities: Sequence[tuple[str, str, Format]]) 
     if common is None or FILE not in common.head_tables or not subject.study.one_run:
         return []
     fine = set(compared_names(common))
-    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
+    changes = context_changes(subject.files.study.checkpoints, subject.own.table("trajectory"))
     blind = [(before, after) for before, after, _, _ in changes if not {before.name, after.name} <= fine]
     if not blind:
         return window_agreement(subject, quantities, FILE)

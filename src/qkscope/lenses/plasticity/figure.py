@@ -13,11 +13,11 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.plasticity.summaries import DROPS, MEANS, compared_names, kinds_of
+from qkscope.lenses.views import WindowView
 
 DECIDED, BY_POSITION, BY_PREFERENCE = style.PURPLE, style.AMBER, style.FAINT
 FIRST, LAST = "#0f766e", "#9d174d"
@@ -25,7 +25,7 @@ WIDTH, FAINT = 0.72, 0.35
 BARS = ("ap_same_position", "ap_content")
 
 
-def draw_plasticity(at: AtWindow) -> Figure:
+def draw_plasticity(at: WindowView) -> Figure:
     """One bar per entry: plasticity at one position, what position removes, what a fixed preference removes."""
     table = at.table(MEANS)
     kinds = kinds_of(table)
@@ -55,7 +55,7 @@ def _wider_key() -> Patch:
     return Patch(facecolor=DECIDED, alpha=FAINT, label="wider buckets, not comparable")
 
 
-def _of_kind(table: pd.DataFrame, kind: str, at: AtWindow) -> pd.DataFrame:
+def _of_kind(table: pd.DataFrame, kind: str, at: WindowView) -> pd.DataFrame:
     """The rows of one kind of layers, one per entry in order; empty where an entry has none."""
     return table[table["layer_kind"] == kind].set_index("model").reindex(list(at.names)).reset_index()
 
@@ -89,7 +89,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame, compared: Collection[str]) -> Non
         axes.text(place, 0.02, why, ha="center", va="bottom", fontsize=6.5, color=style.GREY)
 
 
-def draw_drops(at: AtWindow) -> Figure:
+def draw_drops(at: WindowView) -> Figure:
     """Left, plasticity in the first and in the last fifth; right, the drop, and what is left at equal distances."""
     table = at.table(DROPS)
     kinds = kinds_of(table)
@@ -117,7 +117,7 @@ def draw_drops(at: AtWindow) -> Figure:
 
 
 def _draw_line(
-    axes: Axes, at: AtWindow, rows: pd.DataFrame, name: str, colour: str, marker: str, label: str, side: int
+    axes: Axes, at: WindowView, rows: pd.DataFrame, name: str, colour: str, marker: str, label: str, side: int
 ) -> None:
     """A mean over heads at each entry: a line over one run, points beside each other otherwise."""
     joined = at.study.one_run

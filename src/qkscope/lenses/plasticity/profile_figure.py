@@ -17,13 +17,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkscope.draw import style
 from qkscope.draw.curves import band_key, draw_errors
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.plasticity.shown import MOST_MAPS, mean_map, mean_profile, shown_entries, with_kinds
 from qkscope.lenses.plasticity.summaries import MEANS, kinds_of
 from qkscope.lenses.plasticity.table import MAP_FILE, PROFILE_FILE
+from qkscope.lenses.views import WindowView
 
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 THIN = 3e-4  # of all pairs: a cell of whole parts has at least twice that; those of position 0 are not worth a colour
@@ -33,7 +33,7 @@ COLOURS = "viridis"
 # --- profile ----------------------------------------------------------------------------------------
 
 
-def draw_profile(at: AtWindow) -> Figure:
+def draw_profile(at: WindowView) -> Figure:
     """A panel per selected entry: heads faint, means of each kind of layer with their spread."""
     models, study = shown_entries(at), at.study
     table = with_kinds(at, at.table(PROFILE_FILE))
@@ -97,7 +97,7 @@ def _token_axis(axes: Axes) -> None:
 # --- map --------------------------------------------------------------------------------------------
 
 
-def draw_map(at: AtWindow) -> Figure:
+def draw_map(at: WindowView) -> Figure:
     """Entries beside each other, kinds of layers below each other; one colour scale from 0 to 1."""
     models, kinds, study = shown_entries(at, MOST_MAPS), kinds_of(at.table(MEANS)), at.study
     table = with_kinds(at, at.table(MAP_FILE))

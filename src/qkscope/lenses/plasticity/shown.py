@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.plasticity.summaries import MEANS, kinds_of
+from qkscope.lenses.views import WindowView
 
 MOST_MAPS = 4  # entries in one figure
 
 
-def shown_entries(at: AtWindow, most: int = 6) -> list[str]:
+def shown_entries(at: WindowView, most: int = 6) -> list[str]:
     """The selected entries that have a plasticity; if they are more than fit, those spread evenly, with both ends."""
     table = at.table(MEANS)
     known = set(table.loc[table["ap"].notna(), "model"])
@@ -22,7 +22,7 @@ def shown_entries(at: AtWindow, most: int = 6) -> list[str]:
     return [chosen[round(i)] for i in np.linspace(0, len(chosen) - 1, most)]
 
 
-def with_kinds(at: AtWindow, rows: pd.DataFrame) -> pd.DataFrame:
+def with_kinds(at: WindowView, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of a table with the kind of each layer; `all` where a study has one kind."""
     if kinds_of(at.table(MEANS)) == [EVERY_KIND]:
         return rows.assign(layer_kind=EVERY_KIND)

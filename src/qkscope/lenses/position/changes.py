@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.paired import paired_changes
+from qkscope.lenses.views import WindowView
 
 
-def changes_at(at: AtWindow) -> pd.DataFrame | None:
+def changes_at(at: WindowView) -> pd.DataFrame | None:
     """Changes of every head between neighbouring checkpoints of one run that saw the same documents; else None."""
     if at.replicates is None or not (at.study.one_run and at.study.same_documents) or len(at.names) < 2:
         return None

@@ -8,15 +8,15 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, draw_errors, spread_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.errors import has_errors
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 
 BESIDE = 0.08  # where no line tells two measures apart, their bars stand beside each other
 
 
-def draw_position_signal(at: AtWindow) -> Figure:
+def draw_position_signal(at: WindowView) -> Figure:
     """Figure 1: mean r_q and r_k; below, the share of keys that run against their queries."""
     study = at.study
     table = at.table("trajectory")
@@ -52,7 +52,7 @@ def draw_discordant_strip(axes: Axes, study: Entries, concordance: pd.DataFrame)
     style.checkpoint_axis(axes, study, phase_names=False)
 
 
-def draw_explained_variance(at: AtWindow) -> Figure:
+def draw_explained_variance(at: WindowView) -> Figure:
     """Figure 3: the share of the variance of queries and keys that PC0 carries."""
     study = at.study
     table = at.table("trajectory")

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.position.kinds_words import finding, parts_of
+from qkscope.lenses.views import WindowView
 from qkscope.stats.noise import Part
 
 MEASURES = (("r_q", style.BLUE, "o"), ("r_k", style.RED, "s"))
@@ -22,7 +22,7 @@ MOST_DOTS = 4000  # in all: beyond, dots would be a haze, and quartiles say it
 PANEL = 2.05  # inches of height
 
 
-def draw_signal_by_kind(at: AtWindow) -> Figure:
+def draw_signal_by_kind(at: WindowView) -> Figure:
     """r_q and r_k of every head: dots, median and quartiles; own context filled, the common window hollow."""
     study, kinds = at.study, parts_of(at)
     rows = len(kinds)
@@ -48,7 +48,7 @@ def draw_signal_by_kind(at: AtWindow) -> Figure:
 
 def _draw_choice(
     axes: Axes,
-    at: AtWindow,
+    at: WindowView,
     measure: str,
     part: Part,
     colour: str,
@@ -84,7 +84,7 @@ def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
-def _note(at: AtWindow) -> str:
+def _note(at: WindowView) -> str:
     """The windows, and how sure means over these heads are: medians of heads have no error of their own."""
     known = sorted({int(w) for w in map(at.window_of, at.names) if not math.isnan(w)})
     windows = "".join(f"window: {w:,} tokens" for w in known)
@@ -95,7 +95,7 @@ def _note(at: AtWindow) -> str:
     return "; ".join(filter(None, [windows, f"SE of a mean ≤ {max(finite):.3f}" if finite else ""]))
 
 
-def _keys(at: AtWindow, *, dots: bool) -> list[Line2D]:
+def _keys(at: WindowView, *, dots: bool) -> list[Line2D]:
     line: dict[str, Any] = {"color": style.GREY, "marker": "o"}
     keys = [Line2D([], [], label="median, quartiles" + ("" if at.other is None else " (own context)"), **line)]
     if at.other is not None:

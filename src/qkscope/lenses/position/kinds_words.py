@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.card import Card, Subject, opening, table_file
 from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.views import WindowView
 from qkscope.stats.noise import EVERY_HEAD, Change, Part
 from qkscope.stats.significance import Significance
 from qkscope.text import counted
@@ -14,13 +14,13 @@ from qkscope.words.phrases import label, number, plus_minus, sentence, shortened
 QUANTITIES = (("r_q", "queries"), ("r_k", "keys"))
 
 
-def parts_of(at: AtWindow) -> list[tuple[str, Part]]:
+def parts_of(at: WindowView) -> list[tuple[str, Part]]:
     """The kinds of layers that are drawn apart; one part of all heads, without a name, where there is one kind."""
     kinds = kinds_in_order(at.heads["layer_kind"])
     return [(kind, Part(layer_kind=kind)) for kind in kinds] if len(kinds) > 1 else [("", EVERY_HEAD)]
 
 
-def finding(at: AtWindow) -> str:
+def finding(at: WindowView) -> str:
     """The title: what r_q does in the first kind of layer, and only beyond its error."""
     kind, part = parts_of(at)[0]
     who = f"Queries in {kind} Layers" if kind else "Queries"

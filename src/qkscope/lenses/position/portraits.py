@@ -7,17 +7,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.taxonomy.table import HIGH, LOW, POSITION_DOMINATED
+from qkscope.lenses.views import WindowView
 
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
 GRIDS = {1: (1, 1), 2: (1, 2), 3: (1, 3), 4: (2, 2), 5: (2, 3), 6: (2, 3)}
 
 
-def draw_rq_rk_scatter_grid(at: AtWindow) -> Figure:
+def draw_rq_rk_scatter_grid(at: WindowView) -> Figure:
     """Figure 6: one panel per selected checkpoint; marks tell kinds of layers apart where there are several."""
     study = at.study
     models = list(dict.fromkeys(at.table("portraits")["model"]))

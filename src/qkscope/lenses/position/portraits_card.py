@@ -44,7 +44,7 @@ def rq_rk_scatter_grid(subject: Subject) -> Card:
         ),
         *held(subject, "rq_rk_scatter_grid"),
     ]  # fmt: skip
-    wanted = subject.results.provenance.study
+    wanted = subject.files.provenance.study
     by_study = wanted is not None and bool(wanted.figure_checkpoints)
     how = "chosen by the study" if by_study else _choice(subject, chosen)
     steps = [

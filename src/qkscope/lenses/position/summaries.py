@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.errors import with_mean_errors
+from qkscope.lenses.views import WindowView
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
 PORTRAIT_COLUMNS = ["model", "layer", "head", "rotary", "layer_kind", "r_q", "r_q_se", "r_k", "r_k_se", "category"]
@@ -43,12 +43,12 @@ def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     return table.reindex(list(models)).rename_axis("model").reset_index()
 
 
-def trajectory_at(at: AtWindow) -> pd.DataFrame:
+def trajectory_at(at: WindowView) -> pd.DataFrame:
     """The averages of a study at one choice of windows, with their errors over documents and over heads."""
     return with_mean_errors(trajectory(at.heads, at.names), at.panel, MEASURES, over_heads=True)
 
 
-def portraits_at(at: AtWindow) -> pd.DataFrame:
+def portraits_at(at: WindowView) -> pd.DataFrame:
     """The heads of the selected checkpoints."""
     heads = at.heads.reindex(columns=PORTRAIT_COLUMNS)  # errors are empty where there are none
     chosen = [heads[heads["model"] == name] for name in at.study.selected]

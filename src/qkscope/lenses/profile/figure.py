@@ -8,16 +8,16 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.profile.choice import HeadProfile, profiles_of, without_sink
+from qkscope.lenses.views import WindowView
 
 KINDS = (("q", style.BLUE, "o", "queries"), ("k", style.RED, "s", "keys"))
 ROWS = (("pc0", "along PC0"), ("a", "along the drift axis"))
 
 
-def draw_profile(at: AtWindow) -> Figure:
+def draw_profile(at: WindowView) -> Figure:
     """Small multiples: a column per head, PC0 above and the drift axis below; bands are ± 1 standard deviation."""
     heads = profiles_of(at)
     models = list(dict.fromkeys(head.model for head in heads))

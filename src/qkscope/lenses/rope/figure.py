@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
 from qkscope.lenses.rope.chosen import FEW, shown_entries
 from qkscope.lenses.rope.summaries import beside_measured
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 from qkscope.results.schema import CHUNKED, SLIDING
 from qkscope.words.phrases import plus_minus
@@ -26,7 +26,7 @@ MARKS = {(False, False): "o", (False, True): "D", (True, False): "^", (True, Tru
 BESIDE = 0.14  # where nothing joins entries, queries and keys stand beside each other
 
 
-def draw_rope_alone(at: AtWindow) -> Figure:
+def draw_rope_alone(at: WindowView) -> Figure:
     """Measured r_q and r_k of every head against what RoPE alone predicts."""
     rows, names = beside_measured(at), shown_entries(at.study)
     names = [name for name in names if (rows["model"] == name).any()]
@@ -79,7 +79,7 @@ def _scatter(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, low: flo
     axes.set_aspect("equal", adjustable="box")
 
 
-def _note(axes: Axes, at: AtWindow, model: str, measure: str) -> None:
+def _note(axes: Axes, at: WindowView, model: str, measure: str) -> None:
     """In the panel's corner: how the prediction does for the heads that rotate."""
     table = at.table("rope_alone")
     here = table[(table["model"] == model) & (table["layer_kind"] == EVERY_KIND)]
@@ -120,7 +120,7 @@ def _keys(still: "pd.Series[bool]", limited: "pd.Series[bool]") -> list[Line2D]:
 # --- over the entries -------------------------------------------------------------------------------
 
 
-def draw_rope_excess(at: AtWindow) -> Figure:
+def draw_rope_excess(at: WindowView) -> Figure:
     """Mean r_q and r_k as measured and as RoPE alone predicts, and the difference with its error."""
     table, study = at.table("rope_alone"), at.study
     kinds = summary_kinds(table) or [EVERY_KIND]

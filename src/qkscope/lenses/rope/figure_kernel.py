@@ -10,10 +10,10 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope import kernel
 from qkscope.lenses.rope.chosen import HEADS, HeadKernel, chosen_heads
+from qkscope.lenses.views import WindowView
 
 Array = NDArray[np.float64]
 FINE = 800  # points of a curve
@@ -23,7 +23,7 @@ LABELLED_LAYERS = 12
 MORE = 2.6  # inches for each head beyond the usual three
 
 
-def draw_rope_kernel(at: AtWindow) -> Figure:
+def draw_rope_kernel(at: WindowView) -> Figure:
     """A few heads' kernels with their planes, and every head of their entries against distance."""
     heads = chosen_heads(at)
     models = list(dict.fromkeys(each.model for each in heads))
@@ -48,7 +48,7 @@ def draw_rope_kernel(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
+def _draw_curve(axes: Axes, each: HeadKernel, at: WindowView) -> None:
     end = float(each.rows["distance"].max())
     distance = np.geomspace(1.0, end, FINE)
     axes.plot(distance, each.curve(distance, SHARP), color=CURVE, linewidth=0.6, alpha=0.35, zorder=2, gid="sharp")
@@ -81,7 +81,7 @@ def _draw_planes(axes: Axes, each: HeadKernel) -> None:
     axes.set_xlabel("distance; wavelength (tokens)")
 
 
-def _draw_heatmap(figure: Figure, axes: Axes, at: AtWindow, model: str) -> None:
+def _draw_heatmap(figure: Figure, axes: Axes, at: WindowView, model: str) -> None:
     """Every head's kernel about its mean over the window, in standard deviations of its scores."""
     table = at.table(kernel.FILE)
     here = table[(table["model"] == model) & table["measured"].isna() & (table["distance"] > 0)]

@@ -11,7 +11,6 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
@@ -24,6 +23,7 @@ from qkscope.lenses.rope.steps import (
     split_rows,
     whole_way,
 )
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 from qkscope.words.phrases import plus_minus, signed
 
@@ -48,7 +48,7 @@ class _Place:
     x: float
 
 
-def draw_rope_split(at: AtWindow) -> Figure:
+def draw_rope_split(at: WindowView) -> Figure:
     """Each step of a run from measured to measured, in floating bars; at the right, from the first to the last."""
     study, table = at.study, split_rows(at)
     steps, whole = consecutive(table, study), whole_way(table, study)

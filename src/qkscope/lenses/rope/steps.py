@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 from qkscope.stats.significance import SMALLEST, Error, Significance, decide
 
@@ -19,7 +19,7 @@ MOST_STEPS = 16  # more are too narrow to read: then those with a new window or 
 Steps = list[dict[str, pd.Series]]  # by quantity
 
 
-def split_table(at: AtWindow) -> pd.DataFrame:
+def split_table(at: WindowView) -> pd.DataFrame:
     """The split's rows with the degrees of freedom of their standard errors."""
     table = at.table(FILE)
     ends = zip(table["from_model"], table["to_model"], strict=True)
@@ -36,7 +36,7 @@ def outcome_of(row: pd.Series, column: str) -> Significance:
     return decide(float(row[column]), error_of(row, column))
 
 
-def split_rows(at: AtWindow) -> pd.DataFrame:
+def split_rows(at: WindowView) -> pd.DataFrame:
     """The split's rows of rotary heads, or of all where there are no others."""
     table = split_table(at)
     kinds = set(table["heads_of"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.rope.table import FILE
+from qkscope.lenses.views import WindowView
 from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
 from qkscope.stats.significance import is_significant
 
@@ -18,19 +18,19 @@ PREDICTED = ("r_q_rope", "r_k_rope", "r_q_excess", "r_k_excess")
 _CODE = float(CATEGORIES.index(POSITION_DOMINATED))
 
 
-def beside_measured(at: AtWindow) -> pd.DataFrame:
+def beside_measured(at: WindowView) -> pd.DataFrame:
     """The heads that have a prediction, with what was measured: component 0 and `rope.csv` in one row each."""
     return at.once(_beside_measured)
 
 
-def _beside_measured(at: AtWindow) -> pd.DataFrame:
+def _beside_measured(at: WindowView) -> pd.DataFrame:
     own = ["r_q", "r_k", "r_q_se", "r_k_se", "explained_variance", "layer_kind", POSITION_DOMINATED]
     measured = at.heads[[*KEY, *(name for name in own if name in at.heads.columns)]]
     rows = at.table(FILE).merge(measured, on=KEY, how="inner", validate="one_to_one")
     return mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
 
 
-def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
+def rope_alone_at(at: WindowView) -> pd.DataFrame | None:
     """Means, correlations over heads and shares of each entry and kind of layer; None without predictions."""
     if not at.has(FILE):
         return None
@@ -45,7 +45,7 @@ def rope_alone_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(summaries) if summaries else None
 
 
-def _summary(at: AtWindow, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
+def _summary(at: WindowView, model: str, kind: str, rows: pd.DataFrame) -> dict[str, float]:
     where, panel = part_of(kind), at.panel_of(FILE)
     summary: dict[str, float] = {"window": at.window_of(model), "heads": float(len(rows))}
     predicted = pd.MultiIndex.from_frame(rows[["layer", "head"]])

@@ -15,10 +15,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import EVERY_KIND, rows_of_kind, summary_kinds
+from qkscope.lenses.views import WindowView
 
 WIDTH = 0.62  # of a bar, in steps between entries
 PAIR = 0.19  # how far two bars of one entry stand from its middle
@@ -26,7 +26,7 @@ REST = "#e5e7eb"
 THRESHOLDS = (0.3, 0.7)
 
 
-def draw_drift(at: AtWindow) -> Figure:
+def draw_drift(at: WindowView) -> Figure:
     """How closely both kinds follow position along a, how far they are apart, what share the plane has, whose slope."""
     figure = canvas(at, 10.4, 6.6, f"Drift along a, Separation along b {style.span_title(at.study)}")
     panels = figure.subplots(2, 2, sharex=True)
@@ -45,7 +45,7 @@ def draw_drift(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def draw_bias(at: AtWindow) -> Figure:
+def draw_bias(at: WindowView) -> Figure:
     """What the bias is made of, per token above and over the window below."""
     figure = canvas(at, 11.4, 6.2, f"What Position Adds to a Score {style.span_title(at.study)}")
     panels = figure.subplots(2, 3, sharex=True)
@@ -71,7 +71,7 @@ def draw_bias(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _rows(at: AtWindow) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+def _rows(at: WindowView) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
     """The rows over all heads in the order of the study, and those of each kind of layer."""
     table = at.table("rotation")
     by_kind = {kind: rows_of_kind(table, kind, at.names) for kind in summary_kinds(table)}

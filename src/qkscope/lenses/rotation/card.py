@@ -161,7 +161,7 @@ def bias_card(subject: Subject) -> Card:
 
 def hidden_by_slopes(subject: Subject) -> list[str]:
     """The same change per token, over the window, and at the common window, wherever the window changes."""
-    changes = context_changes(subject.results.study.checkpoints, subject.own.table("trajectory"))
+    changes = context_changes(subject.files.study.checkpoints, subject.own.table("trajectory"))
     if not changes:
         return [f"Every {subject.noun} has the same window, so that per token and over the window say the same."]
     if not subject.study.one_run:

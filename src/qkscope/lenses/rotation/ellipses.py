@@ -20,18 +20,18 @@ from matplotlib.patches import Ellipse
 
 from qkscope.draw import style
 from qkscope.errors import InputError
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rotation.chosen import chosen_heads
 from qkscope.lenses.rotation.planes import FILE, planes
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import WindowView
 from qkscope.moments.moments import Moments
 
 COLOURS = {"q": "Blues", "k": "Reds"}
 PALEST = 0.35  # of a colour map: early positions must be seen on white
 
 
-def draw_planes(at: AtWindow) -> Figure:
+def draw_planes(at: WindowView) -> Figure:
     """A column per chosen head; rows are the first and the last entry that are shown."""
     heads = chosen_heads(at)
     models = list(dict.fromkeys(heads["model"]))

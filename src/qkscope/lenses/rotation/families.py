@@ -6,21 +6,21 @@ import pandas as pd
 
 from qkscope.kinds import MODELS
 from qkscope.lenses.across_models.table import family_of
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.rotation.summaries import correlation_over_layers
 from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.views import WindowView
 from qkscope.results.entries import Entry
 
 MOST_FAMILIES = 8  # beside each other in the figure
 PAIR = ("separation_strength", "bias_strength")
 
 
-def of_models(at: AtWindow) -> bool:
+def of_models(at: WindowView) -> bool:
     """Whether the entries are models, which have families."""
     return at.study.kind == MODELS
 
 
-def families(at: AtWindow) -> dict[str, list[Entry]]:
+def families(at: WindowView) -> dict[str, list[Entry]]:
     """The models of each family, in the order of the study."""
     by_family: dict[str, list[Entry]] = {}
     for entry in at.study.checkpoints:
@@ -28,7 +28,7 @@ def families(at: AtWindow) -> dict[str, list[Entry]]:
     return by_family
 
 
-def within_models(at: AtWindow, members: list[Entry]) -> dict[str, float]:
+def within_models(at: WindowView, members: list[Entry]) -> dict[str, float]:
     """r of bias with separation over the heads of a family, each model's own mean and spread taken out of both.
 
     Otherwise differences between models, whose scores have other units, would pass for a relation over heads.

@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.lenses.across_models.figure import FAMILY_COLOURS, MARKERS
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.rotation.families import MOST_FAMILIES, families, within_models
 from qkscope.lenses.rotation.heads_figure import BINS, correlation_words
 from qkscope.lenses.rotation.table import FILE, THOUSAND
+from qkscope.lenses.views import WindowView
 
 
-def draw_families(at: AtWindow) -> Figure:
+def draw_families(at: WindowView) -> Figure:
     """A column per family, its models told apart by colour and mark; each family has its own scale of bias."""
     shown = dict(list(families(at).items())[:MOST_FAMILIES])
     figure = canvas(at, max(5.6, 3.0 * len(shown) + 0.8), 6.2, "Bias of Every Head by Family")

@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.rotation.summaries import relations
 from qkscope.lenses.rotation.table import FILE, THOUSAND
+from qkscope.lenses.views import WindowView
 
 BINS = 24
 
 
-def draw_heads(at: AtWindow) -> Figure:
+def draw_heads(at: WindowView) -> Figure:
     """A column per selected entry: a histogram of bias above, bias against separation below."""
     models = list(at.study.selected)
     which = "at Selected Checkpoints" if at.study.one_run else f"of Selected {at.study.noun.title()}s"

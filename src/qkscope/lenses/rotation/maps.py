@@ -11,19 +11,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis
 from qkscope.lenses.kind_marks import kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.rotation.summaries import map_axis
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import phase_segments
 
 ROW_INCHES = (0.26, 0.13)  # few rows are roomy; many shrink to the height of a line
 PRINTED = 120  # cells at most in which values are printed
 
 
-def draw_depth(at: AtWindow) -> Figure:
+def draw_depth(at: WindowView) -> Figure:
     """Two maps: mean |r| of keys along a from 0 to 1, and mean bias per 1,000 tokens on a scale of its own."""
     axis, rows = map_axis(at), len(at.names)
     inch = ROW_INCHES[0] if rows <= 20 else max(ROW_INCHES[1], ROW_INCHES[0] * 20 / rows)
@@ -38,7 +38,7 @@ def draw_depth(at: AtWindow) -> Figure:
 
 
 def _map(
-    figure: Figure, axes: Axes, at: AtWindow, table: pd.DataFrame, axis: DepthAxis, measure: str, title: str
+    figure: Figure, axes: Axes, at: WindowView, table: pd.DataFrame, axis: DepthAxis, measure: str, title: str
 ) -> None:
     cells = table.set_index(["model", "cell"])[measure]
     values = np.array([[cells[model, cell] for cell in axis.columns] for model in at.names], dtype=float)
@@ -78,7 +78,7 @@ def _print(axes: Axes, values: np.ndarray, colours: matplotlib.colors.Colormap, 
         )  # fmt: skip
 
 
-def _label(axes: Axes, at: AtWindow, axis: DepthAxis) -> None:
+def _label(axes: Axes, at: WindowView, axis: DepthAxis) -> None:
     checkpoints = at.study.checkpoints
     size = 8.0 if len(checkpoints) <= 20 else 5.5
     axes.set_yticks(range(len(checkpoints)), [style.plain(c.label, 30) for c in checkpoints], fontsize=size)
@@ -96,7 +96,7 @@ def _label(axes: Axes, at: AtWindow, axis: DepthAxis) -> None:
         axes.axhline(first - 0.5, color="white", linewidth=2.5, gid="phase")
 
 
-def _mark_kinds(axes: Axes, at: AtWindow) -> str:
+def _mark_kinds(axes: Axes, at: WindowView) -> str:
     """A mark above each layer that is not of the most common kind; returns what the marks mean."""
     layers = at.heads[["layer", "layer_kind"]].drop_duplicates()
     kinds = layers["layer_kind"].value_counts()

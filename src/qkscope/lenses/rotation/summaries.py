@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
 from qkscope.lenses.kind_of_layer import kinds_apart, part_of
 from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.views import WindowView
 from qkscope.stats import significance
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.noise import HeadPanel, Part
@@ -27,7 +27,7 @@ MEANS = (
 SHOWN_BY_DEPTH = ("r_k_a_abs", "bias_per_1000")
 
 
-def rotation_at(at: AtWindow) -> pd.DataFrame | None:
+def rotation_at(at: WindowView) -> pd.DataFrame | None:
     """Mean, error over documents and quartiles over heads, of all heads and of each kind of layer where several are."""
     if FILE not in at.head_tables:
         return None
@@ -57,7 +57,7 @@ def _quantiles(values: NDArray[np.float64], shares: tuple[float, ...]) -> tuple[
     return tuple(float(each) for each in np.quantile(finite, shares)) if len(finite) else (np.nan,) * len(shares)
 
 
-def map_axis(at: AtWindow) -> DepthAxis:
+def map_axis(at: WindowView) -> DepthAxis:
     """The columns of maps by depth: the layers themselves where all entries have as many and they can be read."""
     counts = set(layer_counts(at.heads).values())
     if len(counts) == 1 and max(counts) <= MOST_LAYERS:
@@ -65,7 +65,7 @@ def map_axis(at: AtWindow) -> DepthAxis:
     return DepthAxis.of(at.heads)
 
 
-def depth_at(at: AtWindow) -> pd.DataFrame | None:
+def depth_at(at: WindowView) -> pd.DataFrame | None:
     """Means of what is shown by depth, with errors over documents: a row per entry and layer (or bin of depth)."""
     if FILE not in at.head_tables:
         return None
@@ -81,7 +81,7 @@ def depth_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def relation_at(at: AtWindow) -> pd.DataFrame | None:
+def relation_at(at: WindowView) -> pd.DataFrame | None:
     """How bias goes with separation over the heads of each entry: r and an interval of 95 %."""
     if FILE not in at.head_tables:
         return None
@@ -92,7 +92,7 @@ def relation_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def relations(at: AtWindow) -> dict[str, dict[str, float]]:
+def relations(at: WindowView) -> dict[str, dict[str, float]]:
     """The same, by entry."""
     rows = cast("list[dict[str, Any]]", at.table("rotation_relation").to_dict("records"))
     return {str(row["model"]): {name: float(row[name]) for name in row if name != "model"} for row in rows}

@@ -13,15 +13,15 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.axis import number_ticks
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.runs.table import ACROSS, NAME
+from qkscope.lenses.views import WindowView
 
 PANELS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position-dominated", "share of position-dominated heads"))
 NAMED = 10  # runs with a colour of their own in the legend
 
 
-def draw_runs(at: AtWindow) -> Figure:
+def draw_runs(at: WindowView) -> Figure:
     """Three panels over steps: mean r_q, mean r_k, share of position-dominated heads."""
     table, across = at.table(NAME), at.table(ACROSS)
     runs = list(dict.fromkeys(table["run"]))

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
@@ -19,11 +18,12 @@ from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.figure_choice import entries_shown, kinds_shown
 from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.views import WindowView
 
 SHARE_LABEL = "share of the variance of scores (%)"
 
 
-def draw_score_split(at: AtWindow) -> Figure:
+def draw_score_split(at: WindowView) -> Figure:
     """One stacked bar per entry, a panel for each kind of layer; below it how far late keys win."""
     table, study, shares = at.table(BY_KIND), at.study, shares_shown(at)
     kinds = kinds_shown(table)
@@ -69,7 +69,7 @@ def _draw_advantage(axes: Axes, x: Sequence[float], rows: pd.DataFrame, *, joine
 # --- by depth -----------------------------------------------------------------------------------------
 
 
-def draw_score_depth(at: AtWindow) -> Figure:
+def draw_score_depth(at: WindowView) -> Figure:
     """Stacked bars from the first to the last layer; rows of panels are kinds of layers, columns are entries."""
     table, axis, shares = at.table(BY_DEPTH), depth_axis(at), shares_shown(at)
     names = entries_shown(at.study)
@@ -98,7 +98,7 @@ def _draw_cells(axes: Axes, cells: pd.DataFrame, axis: DepthAxis, shares: Sequen
     axes.set_xlim(-0.6, axis.size - 0.4)
 
 
-def _label_depth(axes: Axes, axis: DepthAxis, at: AtWindow, model: str) -> None:
+def _label_depth(axes: Axes, axis: DepthAxis, at: WindowView, model: str) -> None:
     if axis.layers is None:
         axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])
         axes.set_xlabel("normalised depth (0 = first layer, 1 = last)")

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_of_layer import kinds_in_order
@@ -19,12 +18,13 @@ from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.bars import draw_parts, legend_beside
 from qkscope.lenses.score.summaries import shares_shown, with_kind
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.views import WindowView
 
 NAMED_HEADS = 64  # up to here every bar has the name of its head
 MOST_KINDS = 3
 
 
-def draw_score_heads(at: AtWindow) -> Figure:
+def draw_score_heads(at: WindowView) -> Figure:
     """Bars of all heads and, below each, how far late keys win; entries and kinds of layers apart."""
     models, shares = [entry.name for entry in named_entries(at.study)], shares_shown(at)
     of = {model: style.plain(at.study.labels[model]) for model in models}
@@ -42,7 +42,7 @@ def draw_score_heads(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _groups(at: AtWindow, model: str, whose: str) -> list[tuple[str, pd.DataFrame]]:
+def _groups(at: WindowView, model: str, whose: str) -> list[tuple[str, pd.DataFrame]]:
     """An entry's heads, apart for each kind of layer where it has several, and what their panel is called."""
     heads = with_kind(at, model)
     kinds = kinds_in_order(heads["layer_kind"])

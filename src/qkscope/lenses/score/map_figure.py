@@ -8,19 +8,19 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.score.map_choice import HeadMap, maps_of
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.views import WindowView
 from qkscope.stats.significance import is_significant
 
 COLOURS = "PuOr_r"  # one hue for above the mean and one for below, told apart by any eye
 SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be seen
 
 
-def draw_score_map(at: AtWindow) -> Figure:
+def draw_score_map(at: WindowView) -> Figure:
     """One panel per chosen head: keys across, queries up, colours from each row's mean in standard deviations."""
     maps = maps_of(at)
     models = list(dict.fromkeys(each.model for each in maps))

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
+from qkscope.lenses.views import WindowView
 from qkscope.stats.noise import HeadPanel, Part
 from qkscope.stats.significance import is_significant
 
@@ -19,7 +19,7 @@ BY_KIND, BY_DEPTH = "score_shares", "score_depth"
 NUMBERS = (*SHARES, *LINE_SHARES, ADVANTAGE, "score_sd", "score_sd_scaled")
 
 
-def score_shares(at: AtWindow) -> pd.DataFrame | None:
+def score_shares(at: WindowView) -> pd.DataFrame | None:
     """One row per entry, and beside it one per kind of layer where an entry has several."""
     if not at.has(FILE):
         return None
@@ -34,7 +34,7 @@ def score_shares(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def score_depth(at: AtWindow) -> pd.DataFrame | None:
+def score_depth(at: WindowView) -> pd.DataFrame | None:
     """One row per entry, kind of layer and cell of depth (a bin, or a layer of small models) that has heads."""
     if not at.has(FILE):
         return None
@@ -52,7 +52,7 @@ def score_depth(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def with_kind(at: AtWindow, model: str) -> pd.DataFrame:
+def with_kind(at: WindowView, model: str) -> pd.DataFrame:
     """The heads of an entry in `score.csv` with their kind of layer."""
     return at.with_kind(at.of_entry(model, FILE))
 
@@ -78,6 +78,6 @@ def _means(panel: HeadPanel, model: str, part: Part, names: Iterable[str]) -> di
     return means
 
 
-def shares_shown(at: AtWindow) -> tuple[str, ...]:
+def shares_shown(at: WindowView) -> tuple[str, ...]:
     """The shares that entries can be compared by: with one line over the window where their buckets differ."""
     return LINE_SHARES if at.common and len(set(at.table(BY_KIND)["buckets"])) > 1 else SHARES

@@ -8,11 +8,11 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.categories import CATEGORY_COLOURS
 from qkscope.lenses.errors import has_errors
 from qkscope.lenses.taxonomy.table import CATEGORIES, K_POSITIONAL, MIXED, Q_POSITIONAL, UNDEFINED
+from qkscope.lenses.views import WindowView
 
 # Beside its colour each neighbour differs in texture: blue and indigo alone are hard to tell apart.
 HATCHES = {Q_POSITIONAL: "////", K_POSITIONAL: "....", UNDEFINED: "xxxx"}
@@ -22,7 +22,7 @@ NUMBERED_SHARE = 0.05
 THIN_SHARE = 0.012
 
 
-def draw_taxonomy_evolution(at: AtWindow) -> Figure:
+def draw_taxonomy_evolution(at: WindowView) -> Figure:
     """Figure 2: stacked fractions in the order of the taxonomy; categories without any head are left out."""
     study = at.study
     headline = f"Head Taxonomy {'Evolution ' if study.one_run else ''}{style.span_title(study)}"

@@ -13,9 +13,9 @@ from pathlib import PurePath
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import undecided
 from qkscope.lenses.draws import freedom_of
+from qkscope.lenses.views import WindowView
 from qkscope.results.mapped import Rows, in_blocks, let_go, rows_of_entries, taken
 from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
 
@@ -26,12 +26,12 @@ NUMBERS = ("r_q", "r_q_se", "r_k", "r_k_se", "explained_variance", "explained_va
 CATEGORY = ("category", "category_share", "undecided", "became", "category_first", "category_last")
 
 
-def heads_at(at: AtWindow) -> pd.DataFrame:
+def heads_at(at: WindowView) -> pd.DataFrame:
     """The heads of a study at one choice of windows, with all that other lenses say of them."""
     return pd.concat([piece() for piece in heads_in_pieces(at)], ignore_index=True)
 
 
-def heads_in_pieces(at: AtWindow) -> list[Callable[[], pd.DataFrame]]:
+def heads_in_pieces(at: WindowView) -> list[Callable[[], pd.DataFrame]]:
     """The same, some entries at a time: the table is as large as all head tables together."""
     tables = {file: at.head_tables[file] for file in at.files_by_head}
     return joined_pieces(at.heads, at.study.labels, tables, one_run=at.study.one_run)

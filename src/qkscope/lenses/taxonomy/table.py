@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES as CATEGORIES
 from qkscope.lenses.categories import CONTENT_FOCUSED as CONTENT_FOCUSED
 from qkscope.lenses.categories import HIGH as HIGH
@@ -24,6 +23,7 @@ from qkscope.lenses.categories import classify as classify
 from qkscope.lenses.categories import undecided
 from qkscope.lenses.draws import freedom_of
 from qkscope.lenses.errors import with_mean_errors
+from qkscope.lenses.views import WindowView
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
 
@@ -89,16 +89,16 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
     return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
 
 
-def counts_at(at: AtWindow) -> pd.DataFrame:
+def counts_at(at: WindowView) -> pd.DataFrame:
     """Heads per category of each entry."""
     return category_counts(at.heads, at.names)
 
 
-def fractions_at(at: AtWindow) -> pd.DataFrame:
+def fractions_at(at: WindowView) -> pd.DataFrame:
     """Fractions of heads per category of each entry, with their errors over documents."""
     return with_mean_errors(category_fractions(at.table("taxonomy_counts")), at.panel, CATEGORIES)
 
 
-def transitions_at(at: AtWindow) -> pd.DataFrame | None:
+def transitions_at(at: WindowView) -> pd.DataFrame | None:
     """Moves between categories over one training run; None for seeds and models, which have no heads in common."""
     return transitions(at.heads, at.names) if at.study.one_run else None

@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.kind_of_layer import EVERY_KIND, over_all_heads
+from qkscope.lenses.views import WindowView
 from qkscope.lenses.windows.table import enough_words, is_shown, kinds_drawn, smallest_enough
 from qkscope.results.read import Entries, one_line, phase_segments
 
@@ -27,7 +27,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 LISTED = 12  # more lines than this share the colour scale, and the legend names a spread of them
 
 
-def draw_window_dependence(at: AtWindow) -> Figure:
+def draw_window_dependence(at: WindowView) -> Figure:
     """Figure 9: four measures against window length on a log axis; full markers are the own context.
 
     Where an entry has several kinds of layers, all heads are above and each kind has a row below.
@@ -48,7 +48,7 @@ def draw_window_dependence(at: AtWindow) -> Figure:
     return style.finish(figure)
 
 
-def _draw_panels(panels: Sequence[Axes], at: AtWindow, table: pd.DataFrame, kind: str) -> None:
+def _draw_panels(panels: Sequence[Axes], at: WindowView, table: pd.DataFrame, kind: str) -> None:
     """The four measures of all heads, or of one kind of layer, on axes that suit every kind."""
     here = table[table["layer_kind"] == kind]
     study, marks, long_enough = at.study, _marks(at.study), smallest_enough(here)

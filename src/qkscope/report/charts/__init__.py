@@ -17,8 +17,8 @@ from qkscope.report.charts.trajectories import draw_trajectories
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-    from qkscope.lenses.at_window import StudyTables
     from qkscope.lenses.base import Figure
+    from qkscope.lenses.views import Results
 
 DRAW = {
     Trajectories: draw_trajectories,
@@ -29,7 +29,7 @@ DRAW = {
 }
 
 
-def draw_chart(figure: Figure, tables: StudyTables) -> Picture:
+def draw_chart(figure: Figure, tables: Results) -> Picture:
     """The figure's chart, not yet written."""
     with matplotlib.rc_context(style.RC):
         if isinstance(figure.chart, Drawing):

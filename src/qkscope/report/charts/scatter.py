@@ -17,12 +17,12 @@ from qkscope.lenses.kind_marks import kind_marks
 from qkscope.report.charts import layout
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.views import Results, WindowView
 
 COLUMNS = 3
 
 
-def draw_head_scatter(title: str, chart: HeadScatter, tables: StudyTables) -> Figure:
+def draw_head_scatter(title: str, chart: HeadScatter, tables: Results) -> Figure:
     """Panels by checkpoint, all with the same limits."""
     own = tables.own
     names = list(own.study.selected) or list(own.names[:6])
@@ -49,7 +49,7 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: StudyTables) -> Fi
     return style.finish(figure)
 
 
-def _groups(at: AtWindow, chart: HeadScatter) -> dict[str, str]:
+def _groups(at: WindowView, chart: HeadScatter) -> dict[str, str]:
     """What dots are colored by: each category or layer type, and its color."""
     if chart.color == "category":
         present = set(at.heads["category"])
@@ -57,7 +57,7 @@ def _groups(at: AtWindow, chart: HeadScatter) -> dict[str, str]:
     return {kind: mark.colour for kind, mark in kind_marks(at.layer_types).items()}
 
 
-def _draw(axes: Axes, at: AtWindow, chart: HeadScatter, model: str, groups: dict[str, str]) -> None:
+def _draw(axes: Axes, at: WindowView, chart: HeadScatter, model: str, groups: dict[str, str]) -> None:
     x, y = (at.panel_with(name).values(name, model) for name in (chart.x, chart.y))
     heads = at.of_entry(model).sort_values(["layer", "head"])
     of = heads["category" if chart.color == "category" else "layer_kind"].to_numpy()

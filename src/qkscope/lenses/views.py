@@ -25,7 +25,7 @@ from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import NOWHERE, Rows, let_go, mapped, rows_of_entries, taken
-from qkscope.results.read import Entries, Results, read_head_table, read_study_table
+from qkscope.results.read import Entries, ResultsFolder, read_head_table, read_study_table
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS
@@ -37,7 +37,7 @@ T = TypeVar("T")
 RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
 
-class AtWindow:
+class WindowView:
     """The heads of each entry over its own context, or over the common window."""
 
     def __init__(
@@ -59,7 +59,7 @@ class AtWindow:
         self._window_replicates = window_replicates  # at every window
         self.components = components  # every component of each head, where they were read
         self.common = common
-        self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
+        self.other: WindowView | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
         self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
         self._freedoms: dict[str, float] = {}
@@ -69,7 +69,7 @@ class AtWindow:
         self._built: dict[str, pd.DataFrame | None] = {}
         self._panels: dict[str, HeadPanel] = {}
         self._entry_rows: dict[str | None, tuple[pd.DataFrame, dict[str, Rows]]] = {}
-        self._once: dict[Callable[[AtWindow], Any], Any] = {}
+        self._once: dict[Callable[[WindowView], Any], Any] = {}
         self._cards: dict[str, list[AnyBlock]] = {}
         self._contexts = contexts  # tokens of each entry's own context; by default its window here
 
@@ -109,7 +109,7 @@ class AtWindow:
         """Rows of component 0 with what the lenses derive from them."""
         return _derived(rows, self._lenses)
 
-    def once(self, make: Callable[[AtWindow], T]) -> T:
+    def once(self, make: Callable[[WindowView], T]) -> T:
         """What a function finds of this study; it is called once."""
         if make not in self._once:
             self._once[make] = make(self)
@@ -304,26 +304,26 @@ class AtWindow:
 
 
 @dataclass(frozen=True)
-class StudyTables:
+class Results:
     """A study at each choice of windows."""
 
-    results: Results
-    own: AtWindow
-    common: AtWindow | None
+    files: ResultsFolder  # what was read
+    own: WindowView
+    common: WindowView | None
 
-    def rows_of(self, file: str, at: AtWindow) -> int:
+    def rows_of(self, file: str, at: WindowView) -> int:
         """How many rows a figure's numbers come from."""
         if file == QK_WINDOWS_CSV:
             return 0 if self.own.windows is None else len(self.own.windows)
         summary = None if file in at.head_tables else at.find(file.removesuffix(".csv").removesuffix(COMMON_SUFFIX))
         return len(at.head_tables.get(file, at.heads) if summary is None else summary)
 
-    def choices(self) -> list[AtWindow]:
+    def views(self) -> list[WindowView]:
         """The choices of windows that there are."""
         return [self.own] if self.common is None else [self.own, self.common]
 
 
-def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> StudyTables:
+def build_tables(results: ResultsFolder, lenses: Sequence[Lens] | None = None) -> Results:
     """A results folder, ready for figures, cards and page."""
     used = registered() if lenses is None else lenses
     study, tables = results.study, _read_head_tables(results, used)
@@ -333,7 +333,7 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
         of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
         of_common |= _read_study_tables(results, used, "common")
         contexts = {str(name): float(window) for name, window in windows_of(results.heads).items()}
-        common = AtWindow(
+        common = WindowView(
             study,
             results.common,
             used,
@@ -345,7 +345,7 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
     of_own |= _read_study_tables(results, used, "own")
     replicates = tables.get(REPLICATES_CSV)
-    own = AtWindow(
+    own = WindowView(
         study,
         results.heads,
         used,
@@ -356,10 +356,10 @@ def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> Stud
     )
     if common is not None:
         own.other, common.other = common, own
-    return StudyTables(results, own, common)
+    return Results(results, own, common)
 
 
-def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
+def _read_head_tables(results: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
     """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
     by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
@@ -371,7 +371,7 @@ def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.
     return by_file if means is None else {**by_file, LAYER_MEANS_CSV: means}
 
 
-def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
+def _read_study_tables(results: ResultsFolder, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
     """The lenses' tables about the study as a whole that are there, at one choice of windows."""
     by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
@@ -408,10 +408,10 @@ def summary_file(name: str, common: bool) -> str:
     return f"{name}{COMMON_SUFFIX if common else ''}.csv"
 
 
-def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
+def write_tables(tables: Results, folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove those of an earlier run that no longer apply, and return what was written."""
     written = []
-    for choice in tables.choices():
+    for choice in tables.views():
         for summary in choice.summaries():
             path = table_path(folder, summary_file(summary.name, choice.common))
             if summary.pieces is not None:
