@@ -28,7 +28,7 @@ from qkscope.errors import InputError, QkscopeError
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.lenses.ablation.table import COURSE_FILE, COURSE_KEY, GROUPS_FILE, GROUPS_KEY
-from qkscope.lenses.ablation.table import FILE as HEADS_FILE
+from qkscope.lenses.ablation.table import FILE as HEADS
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, results_file
@@ -223,7 +223,7 @@ def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     for file, make, key in ((GROUPS_FILE, groups_table, GROUPS_KEY), (COURSE_FILE, course_table, COURSE_KEY)):
         part = join_ablations([make(each) for each in rows], list(context), key)
         _write_or_remove(None if part.empty else part, folder, file)
-    _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, HEADS_FILE)
+    _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, f"{HEADS}.csv")
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")
 
 

@@ -23,7 +23,6 @@ from qkscope.ablate.outcomes import FEWEST_DOCUMENTS
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.lenses.registry import registered
-from qkscope.lenses.taxonomy.heads import heads_at
 from qkscope.lenses.views import build_tables
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import moments_path
@@ -157,7 +156,7 @@ class CheckpointAblation:
 def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
     """All that is known of each head, from which a request chooses; without what earlier ablations found, if asked."""
     lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
-    return heads_at(build_tables(load_results(folder), lenses).own)
+    return build_tables(load_results(folder), lenses).own.heads
 
 
 def plan_ablation(

@@ -9,10 +9,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.compare.references import PublishedReference
-from qkscope.lenses.base import HeadTable
-from qkscope.lenses.means import MEANS_KEY
-from qkscope.results.read import ResultsFolder, read_head_table
-from qkscope.results.schema import LAYER_MEANS_CSV
+from qkscope.results.read import ResultsFolder
 
 _HEAD = ["model", "layer", "head"]
 Noise = dict[tuple[str, str], float]  # by checkpoint and number
@@ -32,7 +29,7 @@ class LensMeans:
     read: Callable[[ResultsFolder], pd.DataFrame | None]  # the heads' rows at each checkpoint's own context
     aggregate: Callable[[pd.DataFrame], pd.DataFrame]  # heads of all checkpoints in, a row per `model` out
     noise: Callable[[pd.DataFrame, pd.DataFrame, int, float], Noise]  # heads, published, tokens, what averaging leaves
-    # The run's own errors over documents, from the heads and `layer_means.csv`; a number that has none is not in it.
+    # The run's own errors over documents, from the heads and `layer_means`; a number that has none is not in it.
     errors: Callable[[pd.DataFrame, pd.DataFrame | None], Noise]
     absent: str
     needs: tuple[str, ...] = ()  # columns that every head must have, or its checkpoint's numbers are missing
@@ -65,20 +62,10 @@ class LensMeans:
         return reference.reading_error[f"{self.name} {cell}"]
 
 
-def rows_at_own_window(results: ResultsFolder, of: HeadTable) -> pd.DataFrame | None:
-    """A head table's rows at each checkpoint's own context; None where results have no such table."""
-    table = read_head_table(results, of.file, of.names, of.key)
-    if table is None:
+def rows_at_own_window(results: ResultsFolder, table: str, columns: Sequence[str] = ()) -> pd.DataFrame | None:
+    """A table's rows at each checkpoint's own context; None where results have no such table, or not these columns."""
+    rows = results.table(table)
+    if rows is None or not set(columns) <= set(rows.columns):
         return None
-    return _at_own_window(results, table)
-
-
-def layer_means(results: ResultsFolder) -> pd.DataFrame | None:
-    """The layers' means without each group of documents at each checkpoint's own context; None without such a file."""
-    table = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
-    return None if table is None else _at_own_window(results, table)
-
-
-def _at_own_window(results: ResultsFolder, table: pd.DataFrame) -> pd.DataFrame:
     windows = results.heads.groupby("model")["window"].max()
-    return table[table["window"] == table["model"].map(windows)].reset_index(drop=True)
+    return rows[rows["window"] == rows["model"].map(windows)].reset_index(drop=True)

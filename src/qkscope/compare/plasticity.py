@@ -1,6 +1,6 @@
 """Published means of plasticity: the same of a run, by the published protocol, and how far a repetition may be off.
 
-The closed form of `plasticity.csv` is another estimator: sixteen query buckets in place of about 150, the query's own
+The closed form in `heads.csv` is another estimator: sixteen query buckets in place of about 150, the query's own
 left out, and normal, independent keys in place of pairs that were drawn. It is not held against published numbers; the
 rows of `plasticity_sampled.csv` whose estimator is `published` are.
 """
@@ -91,7 +91,7 @@ PLASTICITY_MEANS = LensMeans(
     noise=plasticity_noise,
     errors=plasticity_errors,
     absent=(
-        f"these results have no {SAMPLED_FILE}, and the closed form of plasticity.csv is another estimator; keep "
+        f"these results have no {SAMPLED_FILE}, and the closed form in heads.csv is another estimator; keep "
         "vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)"
     ),
     needs=("ap", *ERRORS),

@@ -4,7 +4,6 @@ Means over heads, and of four numbers the quartiles over heads.
 """
 
 import math
-from pathlib import PurePath
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,10 @@ import pandas as pd
 from qkscope.compare import tolerance
 from qkscope.compare.lens_means import LensMeans, Noise, rows_at_own_window
 from qkscope.compare.references import ROTATION
-from qkscope.lenses.means import LensPanel, with_averaged
+from qkscope.lenses.means import with_averaged
 from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import ResultsFolder
+from qkscope.stats.noise import HEADS_OF, HeadPanel, LayerMeans
 
 MEANS = {
     "r_k_a_abs": "mean |r| of keys along a",
@@ -35,8 +35,8 @@ _SHARES = ("separation_strength", "plane_var_fraction")
 
 
 def rotated_heads(results: ResultsFolder) -> pd.DataFrame | None:
-    """The heads' own rows of `rotated.csv` at each checkpoint's own context; None where there is no such table."""
-    return rows_at_own_window(results, TABLE)
+    """The heads at each checkpoint's own context; None where results do not have the drift axis."""
+    return rows_at_own_window(results, TABLE.table, TABLE.names)
 
 
 def rotation_numbers(heads: pd.DataFrame) -> pd.DataFrame:
@@ -79,14 +79,14 @@ def rotation_errors(heads: pd.DataFrame, means: pd.DataFrame | None) -> Noise:
     known = heads[heads["known"]]
     if means is None or known.empty:
         return {}
-    own = means[means["table"] == PurePath(TABLE.file).stem]
+    own = means[means["heads_of"] == HEADS_OF[None]]
     columns = with_averaged(TABLE, {name: known[name] for name in TABLE.names})
-    panel = LensPanel(known.assign(**columns), True, means, file=TABLE.file)
+    panel = HeadPanel(known.assign(**columns), True, layer_means=LayerMeans(means))
     errors: Noise = {}
     for model, rows in known.groupby("model"):
         compared = rows["layer"].value_counts().to_dict()
         for name in MEANS:
-            kept = own[(own["model"] == model) & (own["column"] == name)]
+            kept = own[(own["model"] == model) & (own["measure"] == name)]
             if dict(zip(kept["layer"], kept["heads"], strict=True)) == compared:
                 errors[str(model), name] = panel.error(name, str(model))
     return errors
@@ -129,5 +129,5 @@ ROTATION_MEANS = LensMeans(
     aggregate=rotation_numbers,
     noise=rotation_noise,
     errors=rotation_errors,
-    absent="these results have no rotated.csv, which qkscope analyze writes",
+    absent="these results have no measures along the drift axis, which qkscope analyze writes",
 )

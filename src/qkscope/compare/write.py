@@ -17,7 +17,7 @@ import pandas as pd
 
 from qkscope.compare.heads import HeadFacts, head_card, head_lines, head_note
 from qkscope.compare.judge import PublishedComparison, compare_with_published
-from qkscope.compare.lens_means import layer_means, rows_at_own_window
+from qkscope.compare.lens_means import rows_at_own_window
 from qkscope.compare.lenses import LENS_MEANS
 from qkscope.compare.published import PublishedFacts, published_card, published_lines, published_note
 from qkscope.compare.references import PublishedReference, load_reference, shipped_references
@@ -25,11 +25,11 @@ from qkscope.compare.two_runs import HeadComparison, compare_heads
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.lenses.draws import drawn_heads, replicate_groups
-from qkscope.lenses.position.table import REPLICATES
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, CHANGED_HEADS_CSV, COMPARISON_CSV, comparison_folder
 from qkscope.results.read import Entries, Entry, ResultsFolder, load_results
+from qkscope.results.schema import LAYER_MEANS, REPLICATES
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.words.blocks import AnyBlock, to_markdown
 
@@ -94,7 +94,7 @@ def _with_published(
     draws = drawn_heads(mine.heads, rows_at_own_window(mine, REPLICATES))
     read = {name: lens.read(mine) for name, lens in LENS_MEANS.items() if name in reference.tables}
     of_lenses = {name: table for name, table in read.items() if table is not None}
-    means = layer_means(mine)
+    means = rows_at_own_window(mine, LAYER_MEANS)
     comparison = compare_with_published(
         mine.heads, mine.study.names, reference, tolerance, of_lenses, list(draws), means
     )

@@ -22,11 +22,10 @@ from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
-from qkscope.results.csv_files import csv_text
-from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, REPLICATES, TABLES
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.tables.makers import WORTH_SEVERAL
-from qkscope.tables.parts import DETAIL_DIGITS
+from qkscope.tables.parts import stored
 
 if TYPE_CHECKING:
     from qkscope.cost.work import CheckpointWork
@@ -120,14 +119,11 @@ def sampled_amounts(sample: _Sample, tables: tuple[HeadTable, ...]) -> tuple[Tab
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numbers that random sums do not define
         made = checkpoint_rows(_random_moments(sample), tables, settings, model="step-1000")
-    by_file = {table.file: table for table in tables}
     by_head = by_layer = NOTHING
     for name, rows in made.items():
-        table = by_file.get(name)  # none for means over the heads of each layer
-        digits = DETAIL_DIGITS if table is not None and table.detail else None
-        header, _, lines = csv_text(rows, digits).partition("\n")
-        amount = TableAmount(len(rows), len(rows) * len(set(header.split(",")) - FACTS), len(lines))
-        if table is not None and table.per == "head":
+        header, contents = stored(name, rows)
+        amount = TableAmount(len(rows), len(rows) * len(set(header.split(",")) - FACTS), len(contents))
+        if name == REPLICATES or (name in TABLES and TABLES[name].per == "head"):
             by_head = by_head.plus(amount)
         else:
             by_layer = by_layer.plus(amount)

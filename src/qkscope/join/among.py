@@ -18,8 +18,6 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.full_heads import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
-from qkscope.lenses.plasticity.table import FILE as PLASTICITY
-from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, POINTS_CSV, join_folder
@@ -39,12 +37,10 @@ from qkscope.words.blocks import (
 from qkscope.words.phrases import shortened, significant
 
 # Where these results have what was published, in the same units: means over heads, of sizes where it has sizes.
-HOMES = {
-    "r_q": "", "r_k": "",
-    "r_q_a_abs": ROTATED, "r_k_a_abs": ROTATED, "var_frac_a": ROTATED, "var_frac_b": ROTATED,
-    "plane_var_fraction": ROTATED, "bias_strength": ROTATED, "bias_strength_window": ROTATED,
-    "ap": PLASTICITY, "ap_first": PLASTICITY, "ap_last": PLASTICITY, "ap_drop": PLASTICITY,
-}  # fmt: skip
+MEASURES = (
+    "r_q", "r_k", "r_q_a_abs", "r_k_a_abs", "var_frac_a", "var_frac_b", "plane_var_fraction", "bias_strength",
+    "bias_strength_window", "ap", "ap_first", "ap_last", "ap_drop",
+)  # fmt: skip
 NEAR = 0.1  # windows that differ by less than that share count as one
 
 
@@ -55,16 +51,16 @@ def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
 
 def _among(tables: Results, published: PublishedModels) -> pd.DataFrame:
     own, folder = tables.own, tables.files.source
-    rows = [row for measure, file in HOMES.items() for row in _rows(own, measure, file, published)]
+    rows = [row for measure in MEASURES for row in _rows(own, measure, published)]
     if not rows:
         raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
     return pd.DataFrame(rows)
 
 
-def _rows(own: WindowView, measure: str, file: str, published: PublishedModels) -> list[dict[str, object]]:
-    if file and not own.has(file):
+def _rows(own: WindowView, measure: str, published: PublishedModels) -> list[dict[str, object]]:
+    if not own.panel.has(measure):
         return []
-    panel = own.panel_of(file) if file else own.panel
+    panel = own.panel
     theirs = published.table[["model", "window", measure]].dropna()
     values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []

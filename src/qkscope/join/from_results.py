@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pandas as pd
 
@@ -86,34 +86,15 @@ def _there(at: WindowView, heads: Mapping[str, ComparedHeads], names: Sequence[s
 
 
 def _panel(at: WindowView, name: str) -> tuple[HeadPanel, str]:
-    """The heads that have a measure: `r_q`, or `table.column`, or a column that one table alone has."""
-    table, dot, column = name.rpartition(".")
-    if not dot and _has(at.panel, column, at):
+    """The heads that have a measure: `r_q`, or with the set that it belongs to: `score.late_advantage`."""
+    of_set, dot, column = name.rpartition(".")
+    sets = {each.name: each.written for each in at.sets if each.has_row_per_head}
+    if at.panel.has(column) and (not dot or of_set == "qk" or column in sets.get(of_set, ())):
         return at.panel, column
-    files = [file for file in at.files_by_head if not dot or PurePath(file).stem == table]
-    matches = [file for file in files if _one_row(at, file) and _has(at.panel_of(file), column, at)]
-    if len(matches) == 1:
-        return at.panel_of(matches[0]), column
-    if matches:
-        choices = [f"{PurePath(file).stem}.{column}" for file in matches]
-        raise InputError(f"--measure {name}: several tables have this column; write {' or '.join(choices)}")
-    stems = [PurePath(file).stem for file in at.files_by_head]
     raise InputError(
-        f"--measure {name}: these results have no such column of heads; the tables are qk, {', '.join(stems)}, and "
-        "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
+        f"--measure {name}: these results have no such measure of heads; docs/results.md has the columns of heads.csv "
+        f"(sets of measures here: {', '.join(sets)})"
     )
-
-
-def _one_row(at: WindowView, file: str) -> bool:
-    return not bool(at.table(file).duplicated(["model", "layer", "head"]).any())
-
-
-def _has(panel: HeadPanel, column: str, at: WindowView) -> bool:
-    try:
-        panel.values(column, at.names[0])
-    except KeyError:
-        return False
-    return True
 
 
 def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:

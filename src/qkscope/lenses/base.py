@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, StudyKind
 from qkscope.lenses.charts import Chart
+from qkscope.results.schema import COMPONENTS_TABLE, PLACE_COLUMNS, QK, TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from qkscope.lenses.views import Results, WindowView
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
-# to the own context, or all of these.
-Windows = Literal["own", "common", "own and common", "doublings", "every"]
+# At which windows measures are computed: each checkpoint's own context, the window that all share (where that is
+# another), both, or these and every doubling up to the own context.
+Windows = Literal["own", "common", "own and common", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -60,38 +61,51 @@ class Measure:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
+    """A set of measures of each checkpoint and head: `rows` computes those of one layer from that layer's sums.
 
     Each array has one entry per head, (heads,), or one per head and place on a second axis, (heads, places): a
-    component, a position bucket, a plane. The driver adds who and where (checkpoint, layer, head, key head, place,
-    window, what the layer is). It also calls `rows` with the sums without each group of documents in turn, and writes
-    the errors that follow beside each column, as `<column>_se`. A table per layer has arrays (1,) or (1, places).
+    component, a position bucket, a plane. Sets with the same second axis are columns of one table (`heads`, `buckets`,
+    ...), to which the driver adds who and where (checkpoint, window, layer, head, place). It also calls `rows` with the
+    sums without each group of documents in turn, and writes the errors that follow beside each column, as
+    `<column>_se`. A set per layer has arrays (1, places).
     """
 
-    file: str
+    name: str  # of the set: a plain word
     columns: tuple[Measure, ...]
-    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes the file
+    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes `<name>.csv`
     windows: Windows = "own and common"
     across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
     per: Literal["head", "layer"] = "head"
-    detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
-    holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    detail: bool = False  # so many rows that large studies go without (study key `detail`)
+    holds_fixed: str = ""  # what replicates share with the whole, in words
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
-    stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
+    estimator: str = ""  # how the numbers were found, where there are several ways
     judged: tuple[Measure, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
-    replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    replicated: tuple[str, ...] = ()  # columns whose replicates are kept for every head
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     # Of these, the means that are also kept apart for position-dominated heads and for the others.
     by_category: tuple[str, ...] = ()
-    check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
+    check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows at one window; warns
     of_vectors: bool = False  # made of checkpoints whose vectors were kept, and of no others
+
+    @property
+    def table(self) -> str:
+        """The table that has these measures as columns."""
+        if self.rows is None:
+            return self.name
+        if self.across == "pc":
+            return QK if self.name == QK else COMPONENTS_TABLE
+        tables = [kind.name for kind in TABLES.values() if (kind.across, kind.per) == (self.across, self.per)]
+        if not tables:
+            raise ValueError(f"{self.name}: no table has a row per {self.per} and {self.across}")
+        return tables[0]
 
     @property
     def key(self) -> tuple[str, ...]:
         """The columns that tell its rows apart."""
-        who = ("model", "layer", "head", "window") if self.per == "head" else ("model", "layer", "window")
+        who = ("model", "window", "layer", "head") if self.per == "head" else ("model", "window", "layer")
         return who if self.across is None else (*who, self.across)
 
     @property
@@ -206,7 +220,7 @@ class Figure:
     name: str
     draw: Callable[[WindowView], Drawing] | None = None
     card: Callable[[Subject], Card] | None = None
-    needs: tuple[str, ...] = ()  # names of summaries, or files of head tables
+    needs: tuple[str, ...] = ()  # names of summaries, or of sets of measures
     title: str = ""  # the headline; what the checkpoints span is added
     chart: Chart | None = None
     caption: str = ""  # what is drawn, in one or two sentences; windows, layer types and errors are added
@@ -280,15 +294,16 @@ class Detail:
 
     def __post_init__(self) -> None:
         every = (*self.shared, *self.of_layer, *self.columns)
-        unknown = [name for name in every if name not in (self.across, *self.table.written)]
+        shared = (self.across, *PLACE_COLUMNS.get(self.table.table, ()))
+        unknown = [name for name in every if name not in (*shared, *self.table.written)]
         if unknown:
-            raise ValueError(f"detail {self.name!r}: {self.table.file} has no {', '.join(unknown)}")
+            raise ValueError(f"detail {self.name!r}: {self.table.name} has no {', '.join(unknown)}")
 
     @property
     def across(self) -> str:
         """The column with the place on the second axis."""
         if self.table.across is None:
-            raise ValueError(f"detail {self.name!r}: {self.table.file} has one row per {self.table.per}")
+            raise ValueError(f"detail {self.name!r}: {self.table.name} has one row per {self.table.per}")
         return self.table.across
 
 

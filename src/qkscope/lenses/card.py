@@ -129,7 +129,9 @@ def card_blocks(figure: Figure, card: Card, subject: Subject) -> list[Block]:
         heading(2, "What This Figure Shows"),
         *(paragraph(shown) if isinstance(shown, str) else shown for shown in card.shows if shown),
         heading(2, "How It Was Produced"),
-        *produced(subject.files, subject.tables.rows_of(card.table, subject.at), card.table, card.steps),
+        *produced(
+            subject.files, subject.tables.rows_of(card.table, subject.at), subject.at.file_of(card.table), card.steps
+        ),
         numbered(Strong("Drawing"), ": ", *_drawing(figure, card)),
         heading(2, "Key Takeaway"),
         paragraph(takeaway(card)),
@@ -151,7 +153,7 @@ def _drawing(figure: Figure, card: Card) -> tuple[Run, ...]:
 
 def table_file(subject: Subject) -> str:
     """The head table that the numbers come from."""
-    return schema.QK_COMMON_CSV if subject.at.common else schema.QK_CSV
+    return schema.TABLES[schema.COMPONENTS_TABLE].file if subject.at.common else schema.QK_CSV
 
 
 def window_sentence(subject: Subject) -> str:
@@ -267,7 +269,7 @@ def window_agreement(
 
 
 def _panel(at: WindowView, file: str | None) -> HeadPanel:
-    return at.panel if file is None else at.panel_of(file)
+    return at.panel
 
 
 def _other_choice(

@@ -25,9 +25,9 @@ def mean_curve(table: HeadTable, column: str, *, name: str, title: str, leads: i
     shown = next(each for each in table.columns if each.name == column)
     return Figure(
         name,
-        partial(draw_mean_curve, table.file, shown, title),
-        partial(mean_card, table.file, shown, title),
-        needs=(table.file,),
+        partial(draw_mean_curve, table.name, shown, title),
+        partial(mean_card, table.name, shown, title),
+        needs=(table.name,),
         at_common_window=table.windows == "own and common",
         leads=leads,
     )

@@ -48,7 +48,7 @@ class StudySums:
     entries: tuple[EntrySums, ...]
     kind: StudyKind
     settings: RowSettings
-    # The rows of each entry in turn of a head table (by its file), as they were written, at some windows.
+    # The rows of each entry in turn of a table (by its name), as they were written, at some windows.
     head_table: Callable[[str, Set[int]], Iterator[pd.DataFrame]]
 
     @cached_property

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.lenses.base import HeadTable
-from qkscope.lenses.rows import COMPONENTS, finished, layer_rows, with_errors
+from qkscope.lenses.rows import COMPONENTS, finished, layer_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.vectors.read import Reading, layers_from_vectors, open_vectors
@@ -32,5 +32,5 @@ def table_from_vectors(
     for facts, sums in layers_from_vectors(vectors):
         moments = Moments.from_layers(vectors.layout, [facts], {facts.layer: sums}, {})
         of_layer = layer_sums(moments, facts.layer, sorted(vectors.pairs[facts.layer]), window, components)
-        layers.append(layer_rows(table, of_layer, *with_errors(table, of_layer), vectors.n_layers))
-    return finished(table, layers, model, window or vectors.layout.context)
+        layers.append(layer_rows([table], of_layer, vectors.n_layers, window or vectors.layout.context))
+    return finished([table], layers, model, lambda _window: "own")

@@ -61,7 +61,7 @@ class StudyResults:
         if table is None:
             known = [
                 *(summary_file(each.name, common).removesuffix(".csv") for each in at.summaries()),
-                *at.head_tables,
+                *at.tables,
             ]
             raise InputError(f"{self.folder} has no table {name!r}{_closest(name, known)}")
         return table.copy()

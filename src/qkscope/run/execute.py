@@ -44,7 +44,7 @@ from qkscope.run.shards import (
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
 from qkscope.tables.from_moments import analyze_study
-from qkscope.tables.makers import AnalysisSettings, TableParts
+from qkscope.tables.makers import TableParts, row_settings
 from qkscope.text import are, counted
 
 
@@ -87,7 +87,7 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, reports, options)
-    with only_run(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
+    with only_run(folder), TableParts(folder, row_settings(file.study), file.study) as parts:
         _capture(plan, folder, reports, options, parts)
         return analyze_study(folder, file.study, reports, command, made=parts)
 

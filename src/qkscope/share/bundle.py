@@ -120,8 +120,8 @@ def fill_export(folder: Path, place: Path, settings: ExportSettings, report: Not
 def table_names() -> list[str]:
     """The tables with rows per head, or about the whole study, that this tool writes."""
     lenses = registered()
-    names = [name for name in FILES if name.endswith(".csv")]
-    names += [table.file for lens in lenses for table in lens.tables]
+    names = [name for name in FILES if name.endswith((".csv", ".parquet"))]
+    names += [f"{table.name}.csv" for lens in lenses for table in lens.tables if table.rows is None]
     names += [table.file for lens in lenses for table in lens.sampled]
     names += [table.file for lens in lenses for build in lens.of_study for table in build.tables]
     return list(dict.fromkeys(names))

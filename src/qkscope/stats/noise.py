@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.results.mapped import Rows, rows_of_entries
+from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_replicates
 from qkscope.stats.series import Direction, Shape, shape_of
 from qkscope.stats.significance import SMALLEST, Error, Significance, combined, decide
 
@@ -86,7 +87,8 @@ class HeadPanel:
     """The heads of each checkpoint, ready to be compared between checkpoints.
 
     Quantities are the numeric columns of the table of heads, those that lenses derive included. `draws` are the same
-    heads as other samples of documents would have given them; `sampled` says that they are not all heads of the model.
+    heads as other samples of documents would have given them, of the quantities for which every head has replicates;
+    `layer_means` has the replicates of all others. `sampled` says that these are not all heads of the model.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class HeadPanel:
         same_heads: bool,
         draws: Sequence[pd.DataFrame] = (),
         *,
+        layer_means: "LayerMeans | None" = None,
         same_documents: bool = True,
         sampled: bool = True,
     ) -> None:
@@ -104,6 +107,7 @@ class HeadPanel:
         self._rows = _rows_of(heads)
         self._places = {name: _place_column(heads[name]) for name in _PLACES if name in heads.columns}
         self._draws = [_Draw(_numbers_of(draw), _rows_of(draw)) for draw in draws]
+        self._layer_means = layer_means
         self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
         self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
         self._keys: dict[tuple[str, Part], npt.NDArray[np.int64] | None] = {}
@@ -111,7 +115,7 @@ class HeadPanel:
     @property
     def knows_documents(self) -> bool:
         """Whether errors over documents can be had."""
-        return bool(self._draws)
+        return bool(self._draws) or self._layer_means is not None
 
     def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over documents of a mean over heads; NaN where it cannot be known."""
@@ -166,7 +170,11 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        return np.array([_mean(draw) for draw in self.drawn_values(quantity, model, part)])
+        drawn = [_mean(draw) for draw in self.drawn_values(quantity, model, part)]
+        if drawn or self._layer_means is None or not self.has(quantity):
+            return np.array(drawn)
+        layers, mean = self.layers_of(model, part), self.mean(quantity, model, part)
+        return self._layer_means.draw(quantity, model, part.dominated, layers, mean)
 
     def has(self, quantity: str) -> bool:
         """Whether heads have such a quantity."""
@@ -274,6 +282,82 @@ class HeadPanel:
             return known
         both = combined(error, change.over_heads)
         return replace(known, error=both.size, freedom=both.freedom, source="documents and heads")
+
+
+TOKENS = "tokens"  # in place of a measure: the layer's tokens, which say how large the document groups are
+WITHOUT = "without_"  # followed by the document group that is left out
+HEADS_OF = {None: "all", True: "position-dominated", False: "others"}  # of the heads of a layer
+
+
+class LayerMeans:
+    """The mean over each layer's heads of each measure, and without each group of documents in turn.
+
+    Heads read the same documents, so errors of heads may not be averaged. From the layers' means follows the error of a
+    mean over any union of layers. `rows` is the table `layer_means`, whose numbers are not copied.
+    """
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        codes = [_coded(rows[name]) for name in ("model", "measure", "heads_of")]
+        self._known = [known for _, known in codes]
+        keys = np.ravel_multi_index([code for code, _ in codes], self._shape)
+        order = np.argsort(keys, kind="stable")
+        self._rows = order.astype(np.int32)
+        self._edges = np.searchsorted(keys[order], np.arange(int(np.prod(self._shape)) + 1)).astype(np.int32)
+        self._numbers = [rows[name].to_numpy() for name in ("layer", "heads", "mean")]
+        self._without = [rows[str(name)].to_numpy() for name in rows.columns if str(name).startswith(WITHOUT)]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(max(1, len(known)) for known in self._known)
+
+    def draw(
+        self, measure: str, model: str, dominated: bool | None, layers: Sequence[int], mean: float
+    ) -> npt.NDArray[np.float64]:
+        """A mean over the heads of these layers as other documents would have given it; empty where unknown.
+
+        `mean` is over all documents.
+        """
+        of_measure, tokens = self.find(model, measure, dominated), self.find(model, TOKENS)
+        if of_measure is None or tokens is None:
+            return np.zeros(0)
+        here = np.isin(of_measure.layer, layers)
+        weights = np.where(np.isfinite(of_measure.without[here]), of_measure.heads[here, None], 0.0)
+        known = weights.sum(axis=0) > 0
+        if known.sum() < FEWEST_GROUPS:
+            return np.zeros(0)
+        sums = (weights * np.nan_to_num(of_measure.without[here])).sum(axis=0)
+        sizes = tokens.mean[0] - tokens.without[0, known]
+        return scaled_replicates(mean, sums[known] / weights.sum(axis=0)[known], sizes)
+
+    def find(self, model: str, measure: str, dominated: bool | None = None) -> "LayerMean | None":
+        """One measure of a checkpoint; None where it is not there."""
+        places = [known.get(key) for known, key in zip(self._known, (model, measure, HEADS_OF[dominated]), strict=True)]
+        if None in places:
+            return None
+        key = int(np.ravel_multi_index(places, self._shape))
+        at = self._rows[self._edges[key] : self._edges[key + 1]]
+        if not len(at):
+            return None
+        layer, heads, mean = (numbers[at] for numbers in self._numbers)
+        without = [numbers[at] for numbers in self._without]
+        replicates = np.stack(without, axis=1) if without else np.zeros((len(at), 0))
+        return LayerMean(layer, *(each.astype(np.float64) for each in (heads, mean, replicates)))
+
+
+@dataclass(frozen=True)
+class LayerMean:
+    """One measure of a checkpoint, a row per layer: heads that have a value, their mean, and it without each group."""
+
+    layer: npt.NDArray[Any]
+    heads: npt.NDArray[np.float64]
+    mean: npt.NDArray[np.float64]
+    without: npt.NDArray[np.float64]  # (layers, groups)
+
+
+def _coded(words: "pd.Series[str]") -> tuple[npt.NDArray[np.intp], dict[str, int]]:
+    """Words as whole numbers, and the number of each."""
+    codes, known = pd.factorize(words)
+    return codes.astype(np.intp), {str(word): place for place, word in enumerate(known)}
 
 
 @dataclass(frozen=True)

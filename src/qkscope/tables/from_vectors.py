@@ -20,6 +20,9 @@ from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.remove import remove_head_table
+from qkscope.results.retired import EARLIER_TABLES
+from qkscope.results.schema import FILES, TABLES
 from qkscope.study.harmless import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.outdated import remove_outdated
@@ -106,14 +109,14 @@ def _write_tables(
     kind: StudyKind | None,
     reading: Reading,
 ) -> Path:
-    tables: dict[str, list[pd.DataFrame]] = {table.file: [] for table in tables_from_vectors()}
+    tables: dict[str, list[pd.DataFrame]] = {table.table: [] for table in tables_from_vectors()}
     origins: list[CheckpointRecord] = []
     for source in sources:
         with located(f"vectors {source.name!r}"):
             folder = source.fetch()
             _tell_sample(source.name, folder, events)
             for table in tables_from_vectors():
-                tables[table.file].append(
+                tables[table.table].append(
                     table_from_vectors(
                         table, folder, model=source.name, components=components, window=window, reading=reading
                     )
@@ -135,7 +138,7 @@ def _write_tables(
         "environment": environment(),
     }
     _put_in_place(
-        out, {file: pd.concat(parts, ignore_index=True) for file, parts in tables.items()}, provenance, events
+        out, {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}, provenance, events
     )
     return out
 
@@ -144,13 +147,16 @@ def _put_in_place(
     out: Path, tables: Mapping[str, pd.DataFrame], provenance: Mapping[str, Any], events: Listener
 ) -> None:
     """Write tables and provenance, after removing what does not match them."""
-    rows, record = {head_table_path(out, file): table for file, table in tables.items()}, Provenance.of(provenance)
+    record = Provenance.of(provenance)
+    rows = {head_table_path(out, TABLES[name].file): table for name, table in tables.items()}
     removed = remove_outdated(out, record, same_tables=all(map(_is_written, rows.values(), rows)))
     if removed is not None:
         events.noted(removed)
     for path, table in rows.items():
         write_csv(table, path)
         events.wrote(str(path))
+    for file in {*FILES, *EARLIER_TABLES} - {path.name for path in rows}:  # of other models, or of moments
+        remove_head_table(out, file)
     events.wrote(str(write_provenance(out, record)))
 
 

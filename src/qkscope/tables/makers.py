@@ -14,15 +14,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from qkscope.lenses.base import HeadTable
-from qkscope.lenses.heads import HeadSample, LayerChoice, head_sample, layer_choice
+from qkscope.lenses.heads import head_sample, layer_choice
 from qkscope.lenses.registry import head_tables
-from qkscope.lenses.rows import COMPONENTS, RowSettings
+from qkscope.lenses.rows import RowSettings
 from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.schema import Checkpoint, Study
@@ -38,41 +38,24 @@ SERVE = (
 )
 
 
-@dataclass(frozen=True)
-class AnalysisSettings:
-    """How moments become rows."""
-
-    window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
-    components: int = COMPONENTS
-    heads: HeadSample | None = None
-    layers: LayerChoice = "all"
-    skip: int = 0  # leading positions that are left out
-    detail: bool = True  # whether tables with many rows per head are made
-
-    @classmethod
-    def of(cls, study: Study) -> AnalysisSettings:
-        """The study's own settings."""
-        window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
-        return cls(window, study.components, sample, layers, study.skip_positions, study.in_detail())
-
-    def rows(self) -> RowSettings:
-        """What a checkpoint's rows are made with."""
-        return RowSettings(
-            None,
-            self.window,
-            self.components,
-            self.heads,
-            self.layers,
-            self.skip,
-            self.detail,
-            common_of_sums=self.window is None,
-        )
+def row_settings(study: Study) -> RowSettings:
+    """Which rows the tables of a study have."""
+    window = study.window_in_common()
+    return RowSettings(
+        common=window,
+        components=study.components,
+        heads=head_sample(study),
+        layers=layer_choice(study),
+        skip=study.skip_positions,
+        detail=study.in_detail(),
+        common_of_sums=window is None,
+    )
 
 
 class TableParts:
     """The parts of all checkpoints, each made once; they are gone when the block is left."""
 
-    def __init__(self, folder: Path, settings: AnalysisSettings, study: Study | None = None) -> None:
+    def __init__(self, folder: Path, settings: RowSettings, study: Study | None = None) -> None:
         self._folder, self._settings, self._study = folder, settings, study
         self._tables = head_tables()
         self._begun: dict[str, Future[TablePart | None]] = {}
@@ -118,7 +101,7 @@ class TableParts:
         return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
 
     def _request(self, name: str, moments: Path) -> PartRequest:
-        place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))
+        place, settings = parts_path(self._folder, name), replace(self._settings, vectors=_kept(moments, name))
         return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
 
     def _named(self, name: str) -> Checkpoint | None:

@@ -14,13 +14,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkscope.errors import InputError, QkscopeWarning, StorageError
-from qkscope.files import as_path, replacing, require_writable
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.files import as_path, require_writable
 from qkscope.kinds import CHECKPOINTS
 from qkscope.results.environment import environment
 from qkscope.results.folder import (
     QK_CSV,
-    REPLICATES_CSV,
     head_table_path,
     moments_path,
     parts_path,
@@ -30,6 +29,7 @@ from qkscope.results.folder import (
 from qkscope.results.lock import only_run
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
+from qkscope.results.schema import QK, REPLICATES, is_parquet
 from qkscope.train.cost import Cost, Seconds
 from qkscope.train.record import (
     ANEW,
@@ -117,7 +117,7 @@ class TrainingFolder:
                 moments.save(moments_path(self.path, step_name(step)))
             self._write_provenance(part.origin)
             lines = {table: self._append(table, part) for table in part.headers}
-            scalars = scalars_of(step_name(step), self._rows(part, QK_CSV), self._rows(part, REPLICATES_CSV))
+            scalars = scalars_of(step_name(step), self._rows(part, QK), self._rows(part, REPLICATES))
             self._record.headers = part.headers
             self._record.steps.append(StepRecord(step=step, lines=lines, scalars=scalars))
             if cost is not None:
@@ -131,15 +131,15 @@ class TrainingFolder:
         """How far r_q or r_k of any head, measured now, is from what the tables say of that step."""
         with only_run(self.path):
             part = self._part(step, moments)
-            new = self._rows(part, QK_CSV)
+            new = self._rows(part, QK)
             remove_parts(self.path)
         recorded = self._record.find(step)
         if recorded is None:
             raise InputError(f"{self.path} has no step {step}")
-        start, end = recorded.lines[QK_CSV]
+        start, end = recorded.lines[QK]
         with head_table_path(self.path, QK_CSV).open("rb") as file:
             file.seek(start)
-            old = _csv(self._record.headers[QK_CSV], file.read(end - start))
+            old = _csv(self._record.headers[QK], file.read(end - start))
         old, new = (rows[rows["pc"] == 0] for rows in (old, new))
         both = old.merge(new, on=["layer", "head"], suffixes=("", "_now"))
         return float(max((both[name].abs() - both[f"{name}_now"].abs()).abs().max() for name in ("r_q", "r_k")))
@@ -193,12 +193,15 @@ class TrainingFolder:
         }
 
     def _rows_settings(self, moments_context: int) -> RowSettings:
-        from qkscope.tables.makers import AnalysisSettings
+        from qkscope.lenses.rows import RowSettings
 
         settings = self.settings
-        return AnalysisSettings(
-            moments_context, settings.components, skip=settings.skip_positions, detail=settings.detail
-        ).rows()
+        return RowSettings(
+            common=moments_context,
+            components=settings.components,
+            skip=settings.skip_positions,
+            detail=settings.detail,
+        )
 
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
         from qkscope.lenses.registry import head_tables
@@ -224,25 +227,19 @@ class TrainingFolder:
                 )
 
     def _append(self, table: str, part: TablePart) -> tuple[int, int]:
-        """Put a table with the part's lines behind in the place of the table; returns where they are in it."""
-        path, size = head_table_path(self.path, table), self._record.size(table)
-        if size and (not path.is_file() or path.stat().st_size < size):
+        """Put a table with the part's rows behind in the place of the table; returns where they are in it."""
+        from qkscope.tables.parts import append_part, stored_size
+
+        path = head_table_path(self.path, f"{table}.{'parquet' if is_parquet(table) else 'csv'}")
+        kept = self._record.size(table)
+        if kept and (not path.is_file() or stored_size(path) < kept):
             raise InputError(f"{path}: is shorter than what was written to it; {ANEW}")
-        start, end = part.lines[table]
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            if size:
-                _copy(path, 0, size, file)
-            else:
-                file.write(f"{part.headers[table]}\n".encode())
-            begin = file.tell()
-            _copy(part.place, start, end - start, file)
-            return begin, file.tell()
+        return append_part(part, table, path, kept)
 
     def _rows(self, part: TablePart, table: str) -> pd.DataFrame:
-        start, end = part.lines[table]
-        with part.place.open("rb") as file:
-            file.seek(start)
-            return _csv(part.headers[table], file.read(end - start))
+        from qkscope.tables.parts import part_rows
+
+        return part_rows(part, table).to_pandas()
 
     # -- all steps ----------------------------------------------------------------------------------------
 
@@ -294,17 +291,6 @@ def _csv(header: str, lines: bytes) -> pd.DataFrame:
 
     text = StringIO(f"{header}\n{lines.decode()}")
     return pd.read_csv(text, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False)
-
-
-def _copy(source: Path, start: int, count: int, into: Any) -> None:
-    with source.open("rb") as file:
-        file.seek(start)
-        while count:
-            data = file.read(min(count, 2**20))
-            if not data:
-                raise StorageError(f"{source}: was cut short while it was read")
-            into.write(data)
-            count -= len(data)
 
 
 def _short(value: Any) -> str:

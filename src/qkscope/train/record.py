@@ -18,7 +18,7 @@ from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.results.folder import PROVENANCE_JSON, TRAINING_JSON, results_file
 from qkscope.results.provenance import CheckpointRecord, Provenance
 
-SCHEMA = 1
+SCHEMA = 2  # 1: one table per lens, of qkscope 0.2
 LARGEST = 256 * 1024 * 1024  # bytes; 10 000 steps have 40 MB
 ANEW = "give another folder, or remove this one"
 
@@ -33,7 +33,8 @@ class StepRecord(_OfTraining):
     """One step that was measured."""
 
     step: Natural
-    lines: dict[str, tuple[Natural, Natural]]  # by table: its first byte in the file, and the one behind its last
+    # By table: its first byte in the file (or row group, of Parquet), and the one behind its last.
+    lines: dict[str, tuple[Natural, Natural]]
     scalars: dict[str, float]
 
 
@@ -61,7 +62,7 @@ class TrainingRecord(_OfTraining):
         return next((each for each in self.steps if each.step == step), None)
 
     def size(self, table: str) -> int:
-        """Bytes of a table that are its own: header and lines of all steps."""
+        """Bytes of a table that are its own, header and lines of all steps; row groups of Parquet."""
         ends = [each.lines[table][1] for each in self.steps if table in each.lines]
         return max(ends, default=0)
 

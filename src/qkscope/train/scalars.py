@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import WindowView
 from qkscope.results.entries import Entries, Entry
-from qkscope.results.schema import REPLICATES_CSV
+from qkscope.results.schema import REPLICATES
 from qkscope.share.scalars import entry_scalars
 
 if TYPE_CHECKING:
@@ -22,4 +22,4 @@ def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) ->
     window = heads["window"].max()
     here = replicates[replicates["window"] == window].reset_index(drop=True)
     study = Entries(name, (Entry(name, name),), (name,), sampled_heads=False, same_documents=True)
-    return entry_scalars(WindowView(study, heads, registered(), head_tables={REPLICATES_CSV: here}), name, PREFIX)
+    return entry_scalars(WindowView(study, heads, registered(), tables={REPLICATES: here}), name, PREFIX)

@@ -17,7 +17,8 @@ _LISTED_CHECKPOINTS = 12
 
 def produced(results: ResultsFolder, rows: int, table: str, steps: Sequence[tuple[str, str]]) -> list[Block]:
     """Numbered items: data, model, heads, checkpoints, corpus, then the figure's own steps."""
-    component = (", filtered to PC0 (", Code("pc == 0"), ")") if table in schema.QK_FILES else ()
+    has_components = table in (schema.QK_CSV, schema.TABLES[schema.COMPONENTS_TABLE].file)
+    component = (", filtered to PC0 (", Code("pc == 0"), ")") if has_components else ()
     one_run = results.study.one_run
     return [
         numbered(Strong("Data source"), ": ", Code(table), *component, f": {counted(rows, 'row')}."),

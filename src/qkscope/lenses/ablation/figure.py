@@ -20,7 +20,6 @@ from qkscope.lenses.ablation.table import (
 from qkscope.lenses.canvas import canvas
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.lenses.taxonomy.heads import heads_at
 from qkscope.lenses.views import WindowView
 
 RISE = "rise of the loss (nats per token)"
@@ -33,7 +32,7 @@ def draw_ablation(at: WindowView) -> Figure:
     ranks = at.table(NAME)
     ranks = ranks[(ranks["edit"] == edit) & (ranks["model"] == model)].set_index("strength")
     names = [name for name in STRENGTHS if name in ranks.index]
-    heads = heads_at(at)
+    heads = at.heads
     heads = heads[(heads["model"] == model) & heads[f"loss_{edit}"].notna()]
     label = at.study.labels[model]
     figure = canvas(at, 3.1 * len(names) + 0.6, 3.7, f"Does It Matter? Loss without {EDITS[edit]} ({label})", [model])

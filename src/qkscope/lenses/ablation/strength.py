@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from qkscope.lenses.ablation.table import EDITS, FILE, SPREAD
-from qkscope.lenses.taxonomy.heads import heads_at
 from qkscope.lenses.views import WindowView
 from qkscope.words.phrases import signed, span
 
@@ -41,9 +40,9 @@ def strengths_at(at: WindowView) -> pd.DataFrame | None:
 
     `low` and `high` are its 95 % interval; `behind`, with its own, is how much smaller its size is than the largest.
     """
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return None
-    heads = heads_at(at)
+    heads = at.heads
     tables = [
         table.assign(model=model, edit=edit)
         for model in at.names

@@ -17,7 +17,7 @@ def begins_at(at: WindowView) -> pd.DataFrame | None:
     A head begins to matter at the first entry from which on its edit costs significantly, at every entry that was
     ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
     """
-    if FILE not in at.head_tables or len(measured_entries(at)) < 2 or not at.study.one_run:
+    if not at.has(FILE) or len(measured_entries(at)) < 2 or not at.study.one_run:
         return None
     rows = [row for edit in measured_edits(at) for row in _begins(at, edit)]
     return pd.DataFrame(rows) if rows else None

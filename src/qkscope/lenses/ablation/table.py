@@ -11,7 +11,7 @@ from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
 from qkscope.lenses.views import WindowView
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
-FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
+FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads", "ablation_groups.csv", "ablation_course.csv"
 # By name: what each edit takes away, as `qkscope.ablate.edits` defines it.
 EDITS = {
     "kernel": "the mean score at each distance that RoPE makes of the mean query and key",

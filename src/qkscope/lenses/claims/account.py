@@ -209,7 +209,7 @@ def claim_rows(claim: Claim, at: WindowView) -> pd.DataFrame:
 
 
 def _asked(claim: Claim, at: WindowView, entry: Entry) -> Evidence:
-    missing = [file for file in claim.needs if file not in at.head_tables]
+    missing = [name for name in claim.needs if not at.has(name)]
     if missing:
         return unasked(f"{missing[0]} is not among these results at this window")
     evidence = claim.test(at, entry)

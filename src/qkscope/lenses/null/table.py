@@ -13,7 +13,7 @@ from qkscope.lenses.null.shifts import shifted_correlations
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
 
-FILE = "null.csv"
+FILE = "null"
 SHARE = (0.0, 1.0)
 KINDS = (("q", "queries"), ("k", "keys"))
 TIE = 1e-12  # of rounding: a shifted r of the same size counts as reaching the measured one

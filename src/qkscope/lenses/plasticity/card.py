@@ -164,7 +164,7 @@ def _kinds(subject: Subject, entry: Entry, column: str, name: str) -> str:
 def _agreement(subject: Subject, quantities: Sequence[tuple[str, str, Format]]) -> list[str]:
     """Both choices of windows at steps where the context changes, as far as the common window can tell."""
     common = subject.common
-    if common is None or FILE not in common.head_tables or not subject.study.one_run:
+    if common is None or not common.has(FILE) or not subject.study.one_run:
         return []
     fine = set(compared_names(common))
     changes = context_changes(subject.files.study.checkpoints, subject.own.table("trajectory"))

@@ -11,8 +11,8 @@ from qkscope.lenses.base import SampledTable
 from qkscope.lenses.kept_sample import KeptSample
 from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE, sampled_table
 from qkscope.lenses.plasticity.sampled import KEY_PAIRS, PairRequest
-from qkscope.lenses.plasticity.table import FILE
-from qkscope.results.folder import head_table_path
+from qkscope.results.folder import stored_table
+from qkscope.results.schema import HEADS
 
 
 def sampled_rows(kept: KeptSample, pairs: int) -> pd.DataFrame:
@@ -29,12 +29,14 @@ def sampled_rows(kept: KeptSample, pairs: int) -> pd.DataFrame:
 
 def beside_closed_form(sampled: pd.DataFrame, folder: Path) -> str | None:
     """How far the closed form is from the pairs, over the heads that both have; None where there are none."""
-    closed = head_table_path(folder, FILE)
-    if not closed.is_file():
+    closed = stored_table(folder, HEADS)
+    if closed is None:
         return None
     key = ["model", "layer", "head", "window"]
+    read = pd.read_csv if closed.suffix == ".csv" else pd.read_parquet
+    heads = read(closed)[[*key, "ap"]]
     pairs = sampled[sampled["estimator"] == KEY_PAIRS]
-    both = pairs.merge(pd.read_csv(closed)[[*key, "ap"]], on=key, suffixes=("", "_closed"))
+    both = pairs.merge(heads, on=key, suffixes=("", "_closed"))
     apart = (both["ap_closed"] - both["ap"]).dropna().to_numpy()
     if not len(apart):
         return None

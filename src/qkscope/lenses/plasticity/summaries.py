@@ -29,7 +29,7 @@ def drops_at(at: WindowView) -> pd.DataFrame | None:
 
 
 def _summary(at: WindowView, quantities: Sequence[str]) -> pd.DataFrame | None:
-    if FILE not in at.head_tables or at.table(FILE)[quantities[0]].isna().all():
+    if not at.has(FILE) or at.table(FILE)[quantities[0]].isna().all():
         return None
     panel, rows, parts = at.panel_of(FILE), [], []
     for model in at.names:

@@ -6,7 +6,7 @@ from qkscope.lenses.position.changes import changes_at
 from qkscope.lenses.position.kinds_words import signal_by_kind
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
 from qkscope.lenses.position.summaries import MEASURES, portraits_at, trajectory_at, with_measures
-from qkscope.lenses.position.table import COMMON, OWN, REPLICATES
+from qkscope.lenses.position.table import COMMON, LEADING, OWN
 
 DRAW = "qkscope.lenses.position"
 
@@ -14,7 +14,7 @@ LENS = Lens(
     name="position",
     title="Position signal",
     question="Which heads follow position, in their queries and in their keys?",
-    tables=(OWN, COMMON, REPLICATES),
+    tables=(OWN, COMMON, LEADING),
     from_vectors=(OWN,),
     derive=with_measures,
     summaries=(

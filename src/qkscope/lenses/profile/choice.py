@@ -9,7 +9,7 @@ import pandas as pd
 
 from qkscope.lenses.categories import CATEGORIES, UNDEFINED
 from qkscope.lenses.named_entries import named_entries
-from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
+from qkscope.lenses.profile.table import PROFILE_FILE
 from qkscope.lenses.views import WindowView
 
 MOST_BENT = "most bent"
@@ -45,9 +45,7 @@ def profiles_of(at: WindowView) -> list[HeadProfile]:
 
 
 def _profiles_in(at: WindowView, model: str) -> list[HeadProfile]:
-    profiles, bends = (_of_model(at.table(file), model) for file in (PROFILE_FILE, BEND_FILE))
-    own = [name for name in bends.columns if name.startswith(("bend", "between"))]
-    heads = _of_model(at.heads, model).merge(bends[["layer", "head", *own]], on=["layer", "head"], how="inner")
+    profiles, heads = _of_model(at.table(PROFILE_FILE), model), _of_model(at.heads, model)
     chosen: list[HeadProfile] = []
     for category in CATEGORIES:
         inside = heads[(heads["category"] == category) & heads["explained_variance"].notna()]

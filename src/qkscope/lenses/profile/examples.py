@@ -48,7 +48,7 @@ def _example(at: WindowView, head: pd.Series, sort: str) -> dict[str, Any]:
 
 def _profile(at: WindowView, head: pd.Series) -> list[list[float | None]]:
     """Rows of position, mean q, its spread, mean k, its spread; empty where the results have no profiles."""
-    rows = at.head_tables.get(PROFILE_FILE)
+    rows = at.find(PROFILE_FILE)
     if rows is None:
         return []
     same = (rows["model"] == head["model"]) & (rows["layer"] == head["layer"]) & (rows["head"] == head["head"])

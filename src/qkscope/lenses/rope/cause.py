@@ -20,7 +20,7 @@ NAMES = {"joint": "window + base", "joint_weights": "weights"}  # as the page's 
 def cause_of_change(tables: Results) -> Cause | None:
     """The change of mean r_q from first to last, split; None where the results have no such split."""
     names = tables.own.names
-    if FILE not in tables.own.head_tables or len(names) < 2:
+    if not tables.own.has(FILE) or len(names) < 2:
         return None
     rows = split_table(tables.own)
     step = rows[(rows["from_model"] == names[0]) & (rows["to_model"] == names[-1]) & (rows["quantity"] == R_Q)]

@@ -10,7 +10,7 @@ from qkscope.lenses.categories import CATEGORIES, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.views import WindowView
-from qkscope.results.mapped import NOWHERE, mapped, rows_of_entries
+from qkscope.results.mapped import NOWHERE, rows_of_entries, taken
 from qkscope.stats.significance import is_significant
 
 KEY = ["model", "layer", "head"]
@@ -19,15 +19,12 @@ _CODE = float(CATEGORIES.index(POSITION_DOMINATED))
 
 
 def beside_measured(at: WindowView) -> pd.DataFrame:
-    """The heads that have a prediction, with what was measured: component 0 and `rope.csv` in one row each."""
+    """The heads that have a prediction, with what was measured: in one row each."""
     return at.once(_beside_measured)
 
 
 def _beside_measured(at: WindowView) -> pd.DataFrame:
-    own = ["r_q", "r_k", "r_q_se", "r_k_se", "explained_variance", "layer_kind", POSITION_DOMINATED]
-    measured = at.heads[[*KEY, *(name for name in own if name in at.heads.columns)]]
-    rows = at.table(FILE).merge(measured, on=KEY, how="inner", validate="one_to_one")
-    return mapped(rows[rows["r_q_rope"].notna()].reset_index(drop=True))
+    return taken(at.heads, at.heads["r_q_rope"].notna().to_numpy())
 
 
 def rope_alone_at(at: WindowView) -> pd.DataFrame | None:

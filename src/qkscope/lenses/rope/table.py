@@ -18,7 +18,7 @@ from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import KINDS
 from qkscope.moments.replicates import BeforeRotation
 
-FILE = "rope.csv"
+FILE = "rope"
 HELD = "covariances before rotation"
 SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)
 FISHER: Literal["fisher"] = "fisher"

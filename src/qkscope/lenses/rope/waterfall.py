@@ -25,7 +25,7 @@ def waterfall(tables: Results) -> list[dict[str, Any]]:
 
 def rows_at(at: WindowView, names: Sequence[str], choice: str) -> list[dict[str, Any]]:
     """The steps at one choice of windows, as the page reads them; empty where there is no such table."""
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return []
     rows = split_table(at)
     if len(names) > MOST_STEPS:

@@ -29,7 +29,7 @@ SHOWN_BY_DEPTH = ("r_k_a_abs", "bias_per_1000")
 
 def rotation_at(at: WindowView) -> pd.DataFrame | None:
     """Mean, error over documents and quartiles over heads, of all heads and of each kind of layer where several are."""
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return None
     panel = at.panel_of(FILE)
     rows = []
@@ -67,7 +67,7 @@ def map_axis(at: WindowView) -> DepthAxis:
 
 def depth_at(at: WindowView) -> pd.DataFrame | None:
     """Means of what is shown by depth, with errors over documents: a row per entry and layer (or bin of depth)."""
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return None
     panel, axis = at.panel_of(FILE), map_axis(at)
     rows = []
@@ -83,7 +83,7 @@ def depth_at(at: WindowView) -> pd.DataFrame | None:
 
 def relation_at(at: WindowView) -> pd.DataFrame | None:
     """How bias goes with separation over the heads of each entry: r and an interval of 95 %."""
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return None
     rows = []
     for model in at.names:

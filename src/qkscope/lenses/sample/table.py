@@ -22,7 +22,7 @@ from qkscope.lenses.sample.choose import Integers, far_rows, spread_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.vectors.kept import KeptLayer, token_texts_of
 
-FILE = "sample.csv"
+FILE = "sample"
 MOST_TOKENS = 20_000  # of a layer that are looked at
 COMPONENTS = 10  # as many as tables have by default
 PLANE = ("a", "b")  # drift and separation

@@ -16,7 +16,7 @@ from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]
 
-FILE = "score.csv"
+FILE = "score"
 SHARE = (0.0, 1.0)
 POSITION, QUERY_POSITION = "position_share", "query_position_share"
 PREFERENCE, QUERY = "preference_share", "query_share"

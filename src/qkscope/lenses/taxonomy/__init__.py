@@ -3,7 +3,6 @@
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.taxonomy.card import taxonomy_evolution
-from qkscope.lenses.taxonomy.heads import heads_at, heads_in_pieces
 from qkscope.lenses.taxonomy.table import counts_at, fractions_at, transitions_at, with_category
 
 LENS = Lens(
@@ -15,7 +14,6 @@ LENS = Lens(
         Summary("taxonomy_counts", counts_at),
         Summary("taxonomy_fractions", fractions_at, means=CATEGORIES),
         Summary("transitions", transitions_at),
-        Summary("heads", heads_at, pieces=heads_in_pieces),
     ),
     figures=(
         Figure(

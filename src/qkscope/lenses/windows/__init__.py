@@ -1,7 +1,6 @@
 """What the window alone does to the same weights."""
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
-from qkscope.lenses.position.table import DOUBLINGS
 from qkscope.lenses.windows import card
 from qkscope.lenses.windows.table import SURE, window_dependence_at
 
@@ -9,7 +8,6 @@ LENS = Lens(
     name="windows",
     title="Windows",
     question="How much of it is the window?",
-    tables=(DOUBLINGS,),
     summaries=(Summary("window_dependence", window_dependence_at, at_common_window=False, over_windows=SURE),),
     figures=(
         Figure(

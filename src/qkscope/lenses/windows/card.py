@@ -136,7 +136,7 @@ def window_dependence(subject: Subject) -> Card:
             f"({subject.noun}, window).",
         ),
     ]
-    return Card("Dependence on the Window", shows, schema.QK_WINDOWS_CSV, steps, _takeaway(subject, effects))
+    return Card("Dependence on the Window", shows, schema.HEADS_CSV, steps, _takeaway(subject, effects))
 
 
 def _effects(subject: Subject, effects: list[WindowEffect]) -> list[str]:
