@@ -23,7 +23,7 @@ from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.csv_files import csv_text
-from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
+from qkscope.results.schema import LAYER_MEANS, REPLICATES
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_replicates
 
 DIGITS = 5
@@ -205,7 +205,7 @@ def rope_windows(folder: Path) -> Path:
     if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
         return kept
     rows = []
-    replicates = pd.read_csv(folder / REPLICATES_CSV)
+    replicates = pd.read_csv(folder / REPLICATES)
     for path in moments_files:
         moments = Moments.load(path)
         documents = int(moments.provenance.get("documents") or 0)
@@ -220,7 +220,7 @@ def rope_windows(folder: Path) -> Path:
 def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFrame) -> list[dict[str, object]]:
     """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
     found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
-    every = with_layer_kind(found[TABLE.file].astype({"attention_window": float}))
+    every = with_layer_kind(found[TABLE.table].astype({"attention_window": float}))
     known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
     others = every[~every.index.isin(known.index)]
     why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
@@ -230,7 +230,7 @@ def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFram
     kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
     if len(kinds) == 2:
         del kinds[next(kind for kind in kinds if kind != "all")]
-    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS_CSV]
+    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS]
     return [
         {**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, here, means)} for kind, rows in kinds.items()
     ]

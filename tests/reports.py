@@ -3,7 +3,7 @@
 from qkscope.lenses.registry import registered
 from qkscope.report.catalogue import catalogue
 from qkscope.report.figures import draw
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.words.blocks import to_markdown
 
 EVERY_FIGURE = {entry.name: entry for entry in catalogue()}

@@ -20,6 +20,7 @@ from qkscope.lenses.taxonomy.findings import moves_between
 from qkscope.lenses.views import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.read import Entry, load_results
+from qkscope.stats.changes import paired_change, unpaired_change
 from qkscope.stats.findings import (
     Trend,
     Verdict,
@@ -28,7 +29,7 @@ from qkscope.stats.findings import (
     describe_curve,
     phase_changes,
 )
-from qkscope.stats.noise import SMALLEST, paired_change, unpaired_change
+from qkscope.stats.significance import SMALLEST
 from qkscope.words.blocks import Code, paragraph, to_markdown
 from qkscope.words.phrases import listed, number, percent, shortened
 from reports import FIGURES, Cards, derived_panel

@@ -19,6 +19,7 @@ from qkscope.compare.rotation import MEANS, WORDS
 from qkscope.compare.write import compare_results
 from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import Entries, Entry
+from written import put
 
 REFERENCE = load_reference("smollm3-3b")
 PUBLISHED = REFERENCE.tables["rotation"].set_index("model")
@@ -147,8 +148,8 @@ def layers_of_means(model, moves, heads):
     rows = []
     for layer, count in layers.items():
         place = {"model": model, "window": 4096, "layer": layer, "heads": count}
-        rows.append({**place, "table": "rotated", "column": "mu_q_a", "mean": 4.0, **without})
-        rows.append({**place, "table": np.nan, "column": "tokens", "mean": 8000, **tokens})
+        rows.append({**place, "measure": "mu_q_a", "heads_of": "all", "mean": 4.0, **without})
+        rows.append({**place, "measure": "tokens", "heads_of": "all", "mean": 8000, **tokens})
     return pd.DataFrame(rows)
 
 
@@ -180,7 +181,7 @@ def write(folder, rotated=None):
     (folder / "provenance.json").write_text(json.dumps(provenance()))
     if rotated is not None:
         common = rotated[rotated["window"] > 4096].assign(window=4096, r_k_a=0.1)  # rows at the common window
-        pd.concat([rotated, common]).to_csv(folder / "rotated.csv", index=False)
+        put(folder, "heads", pd.concat([rotated, common]))
     return folder
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
 
 from published_table import invented
-from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
 from qkscope.lenses.taxonomy.table import with_category
 from qkscope.lenses.views import build_tables, write_tables
 from qkscope.results.read import load_results
+from written import put
 
 LABELS = {"b": "first", "a": "second", "c": "third"}  # the order of training, not of the alphabet
 # r_q of two heads at each checkpoint; r_k is 0.9 throughout: above 0.7 position-dominated, below 0.3 K-positional.
@@ -106,12 +107,12 @@ def test_tables_of_earlier_versions_have_a_list_of_heads_too(tmp_path):
 def test_both_windows_have_a_list_with_the_measures_at_that_window(tmp_path):
     results, _ = invented(tmp_path, 2)
     heads = pd.read_csv(tmp_path / "qk.csv")
-    heads.assign(window=16).to_csv(tmp_path / "qk_common.csv", index=False)
+    put(tmp_path, "components", heads.assign(window=16))
     from qkscope.lenses.measures.table import TABLE
 
     key = results.heads[["model", "layer", "head"]]
     rows = [key.assign(window=window, **dict.fromkeys(TABLE.names, window / 64)) for window in (64, 16)]
-    pd.concat(rows).to_csv(tmp_path / TABLE.file, index=False)
+    put(tmp_path, "heads", pd.concat(rows))
     write_tables(build_tables(load_results(tmp_path)), tmp_path)
     for name, window in (("heads.csv", 64), ("heads_common.csv", 16)):
         table = pd.read_csv(tmp_path / "tables" / name)

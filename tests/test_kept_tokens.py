@@ -14,6 +14,7 @@ from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
 from qkscope.lenses.sample.choose import FAR, SPREAD, TOGETHER, far_rows, spread_rows
 from qkscope.lenses.sample.table import AXES
+from written import put, table_of
 
 HEADS = ((0, 1, 0), (3, 2, 1))  # layer, head, the key head that it reads
 
@@ -91,7 +92,7 @@ def axes_by_hand(where, vectors):
 
 
 def rows_of(results, layer, head):
-    table = pd.read_csv(results / "sample.csv")
+    table = table_of(results, "tokens")
     return table[(table["layer"] == layer) & (table["head"] == head)].reset_index(drop=True)
 
 
@@ -289,7 +290,7 @@ def test_tokens_whose_texts_were_not_kept_are_named_by_their_place(kept_tokens, 
     copy = tmp_path / "copy"
     shutil.copytree(kept_tokens, copy)
     table = pd.read_csv(copy / "sample.csv", keep_default_na=False)
-    table.assign(text="").to_csv(copy / "sample.csv", index=False)
+    put(copy, "tokens", table.assign(text=""))
     assert main(["report", str(copy), "--no-figures"]) == 0
     _, document, position = farthest_by_hand(rows_of(kept_tokens, 0, 1), "pc0", "pc1")[0]
     with visit(copy / "report.html", "#head=0.1") as page:

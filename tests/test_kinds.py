@@ -23,6 +23,7 @@ from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, natural_order
 from qkscope.words.blocks import to_markdown
 from reports import FIGURES, Cards, drawing
+from written import put
 
 TRAINING_WORDS = re.compile(
     r"raining|checkpoint|\bfrom (smollm-a|gpt-b)|widens|narrows|grow|shrink|turnover|monoton|lasting|[Ee]arlier",
@@ -206,7 +207,7 @@ def results_of(folder, kind, contexts=(128, 128)):
     table = pd.DataFrame(rows, columns=columns)
     table.to_csv(folder / "qk.csv", index=False)
     if contexts[0] != contexts[1]:
-        table.assign(window=min(contexts)).to_csv(folder / "qk_common.csv", index=False)
+        put(folder, "components", table.assign(window=min(contexts)))
     pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]).to_csv(
         folder / "qk_windows.csv", index=False
     )

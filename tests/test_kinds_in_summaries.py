@@ -17,6 +17,7 @@ from qkscope.page.errors import add_windows
 from qkscope.page.pack import Pack, unpack
 from qkscope.stats.jackknife import jackknife_error
 from reports import card_text, drawing
+from written import table_of
 
 # By model and kind the layers, as the families are made (tests/families.py).
 LAYERS = {
@@ -183,7 +184,7 @@ def test_a_run_says_how_each_kind_goes():
     assert "in NoPE layers it " in said
     takeaway = card_text(run, "null").partition("## Key Takeaway")[2]
     shares = [float(each) for each in re.findall(r"of heads \((\d+\.?\d*)[^(]* in rotary layers and", takeaway)]
-    table = pd.read_csv(run.results.folder / "null.csv")
+    table = table_of(run.results.folder, "heads")
     last = table[(table["model"] == "step-2") & (table["window"] == 128) & (table["layer"] != NOPE)]
     assert shares == pytest.approx([100 * last[f"beyond_null_{side}"].mean() for side in "qk"], abs=0.5)
 

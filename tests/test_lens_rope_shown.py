@@ -32,6 +32,7 @@ from qkscope.results.read import load_results
 from qkscope.tables.from_moments import analyze_files
 from reports import card_text, drawing
 from rope_world import turn
+from written import table_of
 
 WIDTH, HEADS, KEYS, GROUPS, LAYERS, NOPE = 8, 4, 2, 5, 3, 1
 RUN = ((64, 50.0), (64, 50.0), (128, 2000.0))  # context and base of each checkpoint
@@ -295,7 +296,7 @@ def test_a_layer_whose_rotation_could_not_be_measured_is_left_out_and_named(tmp_
     tables = build_tables(load_results(folder))
     row = tables.own.table("rope_alone").set_index(["model", "layer_kind"]).loc[("step-1", "rotary")]
     assert row["heads"] == HEADS
-    heads = pd.read_csv(folder / "replicates.csv").query("model == 'step-1' and layer == 0 and window == 64")
+    heads = table_of(folder, "replicates").query("model == 'step-1' and layer == 0 and window == 64")
     without = [(heads[name], replicated(heads, name, list(range(GROUPS)))) for name in ("r_q", "r_k")]
     assert row["r_q"] == pytest.approx(heads["r_q"].mean())
     assert row["r_q_se"] == pytest.approx(drawn_correlations(*without, [1] * GROUPS)[0].mean(axis=1).std(), rel=1e-5)

@@ -21,6 +21,7 @@ from qkscope.stats.jackknife import jackknife_error
 from qkscope.tables.from_moments import analyze_files
 from reports import EVERY_FIGURE, card_text
 from reports import drawing as draw
+from written import put
 
 NAMES = ("rotation_drift", "rotation_bias", "rotation_heads", "rotation_depth_map", "rotation_planes")
 
@@ -271,7 +272,7 @@ def test_large_studies_are_drawn_too(tmp_path, drawing):
     heads = rows.assign(pc=0, explained_variance=0.3, r_q=0.5, r_k=0.4, window=64, rotary="rotary")
     heads.to_csv(place / "qk.csv", index=False)
     columns = {name: rng.uniform(0.1, 0.9, len(rows)) for name in TABLE.names}
-    rows.assign(window=64, depth=rows["layer"] / 35, **columns).to_csv(place / FILE, index=False)
+    put(place, "heads", rows.assign(window=64, depth=rows["layer"] / 35, **columns))
     tables = build_tables(load_results(place))
     with matplotlib.rc_context(style.RC):
         for name in ("rotation_heads", "rotation_depth_map"):

@@ -21,10 +21,11 @@ from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.run.events import Events
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 from qkscope.tables.from_moments import analyze_files
 from qkscope.words.phrases import plus_minus, share_plus_minus, signed, span
 from reports import EVERY_FIGURE, card_text, drawing
+from written import put
 
 NAMES = ("score_split", "score_depth", "score_heads", "score_map", "profile")
 LOOKS = ("position", "query-position", "preference", "query")
@@ -118,7 +119,7 @@ def test_a_line_is_the_wrong_shape_where_there_is_much_position_and_it_is_bent()
 @pytest.mark.slow
 def test_bars_are_means_over_the_heads_of_each_kind_and_stack_to_one(tables):
     figure = drawing(tables, "score_split")
-    heads = tables.own.table(TABLE.file)
+    heads = tables.own.table(TABLE.name)
     for axes, rotary in zip(figure.axes[:2], ("rotary", "nope"), strict=True):
         means = heads[heads["rotary"] == rotary].groupby("model", sort=False)[list(SHARES)].mean()
         for name, share in zip(LOOKS, SHARES, strict=True):
@@ -134,7 +135,7 @@ def test_bars_are_means_over_the_heads_of_each_kind_and_stack_to_one(tables):
 def test_at_the_common_window_entries_with_other_buckets_are_compared_by_one_line(tables):
     assert set(tables.common.table("score_shares")["buckets"]) == {9, 5}
     figure = drawing(tables, "score_split", common=True)
-    heads = tables.common.table(TABLE.file)
+    heads = tables.common.table(TABLE.name)
     means = heads[heads["rotary"] == "rotary"].groupby("model", sort=False)[list(LINE_SHARES)].mean()
     for name, share in zip(LOOKS, LINE_SHARES, strict=True):
         np.testing.assert_allclose(heights(figure.axes[0], name), means[share])
@@ -146,7 +147,7 @@ def test_at_the_common_window_entries_with_other_buckets_are_compared_by_one_lin
 
 def test_depth_has_a_bar_for_each_layer_of_the_first_and_the_last_checkpoint(tables):
     figure = drawing(tables, "score_depth")
-    heads = tables.own.table(TABLE.file)
+    heads = tables.own.table(TABLE.name)
     for axes, model in zip(figure.axes, ("step-0", "step-2"), strict=True):
         means = heads[heads["model"] == model].groupby("layer")["position_share"].mean()
         np.testing.assert_allclose(heights(axes, "position"), means)
@@ -155,7 +156,7 @@ def test_depth_has_a_bar_for_each_layer_of_the_first_and_the_last_checkpoint(tab
 
 def test_every_head_has_its_bar_and_those_with_most_position_come_first(tables):
     figure = drawing(tables, "score_heads")
-    heads = tables.own.table(TABLE.file)
+    heads = tables.own.table(TABLE.name)
     last = heads[(heads["model"] == "step-2") & (heads["rotary"] == "rotary")]
     order = last.sort_values("position_share", ascending=False)
     np.testing.assert_allclose(heights(figure.axes[0], "position"), order["position_share"])
@@ -164,7 +165,7 @@ def test_every_head_has_its_bar_and_those_with_most_position_come_first(tables):
 
 
 def test_maps_are_of_the_heads_that_have_most_of_each_part(tables):
-    heads = tables.own.table(TABLE.file)
+    heads = tables.own.table(TABLE.name)
     last = heads[heads["model"] == "step-2"]
     maps = maps_of(tables.own)
     most = last.loc[last["position_share"].idxmax()]
@@ -202,7 +203,7 @@ def test_profiles_are_of_one_head_of_each_category_and_the_most_bent(tables):
 
 
 def test_single_heads_are_drawn_at_the_common_window_too(tables):
-    heads = tables.common.table(TABLE.file)
+    heads = tables.common.table(TABLE.name)
     last = heads[(heads["model"] == "step-2") & (heads["rotary"] == "rotary")]
     figure = drawing(tables, "score_heads", common=True)
     order = last.sort_values(LINE_SHARES[0], ascending=False)  # entries have other buckets here
@@ -256,7 +257,7 @@ def test_the_card_says_which_keys_win_where_and_how_much_position_explains(table
 
 
 def test_the_card_states_every_change_with_its_error_and_whether_it_is_significant(tables):
-    panel, text = tables.own.panel_of(TABLE.file), card_text(tables, "score_split")
+    panel, text = tables.own.panel_of(TABLE.name), card_text(tables, "score_split")
     verdicts = set()
     for kind in ("rotary", "NoPE"):
         (said,) = [line for line in text.splitlines() if line.startswith(f"In {kind} layers from step-0 to step-2: ")]
@@ -322,7 +323,7 @@ def test_eight_and_576_heads_can_be_drawn(tmp_path, layers, heads):
     table = results.heads[["model", "layer", "head", "window", "depth"]].assign(
         **columns, late_advantage=rng.normal(size=len(parts)), buckets=16, score_sd=1.0, score_sd_scaled=np.nan
     )
-    table.to_csv(tmp_path / TABLE.file, index=False)
+    put(tmp_path, "heads", table)
     tables = build_tables(load_results(tmp_path))
     figure = drawing(tables, "score_heads")
     assert sum(len(heights(axes, "query")) for axes in figure.axes if axes.containers) == layers * heads

@@ -21,6 +21,7 @@ from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
 from reports import EVERY_FIGURE, card_text, drawing
+from written import put
 
 WIDTH, LENGTH = 6, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -206,7 +207,7 @@ def test_errors_are_those_of_regressions_without_each_group(window, skip):
     q, k = vectors()
     moments = captured(q, k)
     settings_ = RowSettings(own=window, skip=skip)
-    rows = checkpoint_rows(moments, [TABLE], settings_, model="m")[FILE].set_index("head")
+    rows = checkpoint_rows(moments, [TABLE], settings_, model="m")[TABLE.table].set_index("head")
     sizes = np.bincount(GROUPS)
     for head in range(4):
         for kind, x, own in (("q", q, head), ("k", k, head // 2)):
@@ -227,7 +228,7 @@ def test_errors_survive_a_moments_file(tmp_path):
     moments.save(tmp_path / "m.safetensors")
     names = [name for name in TABLE.written if name.endswith("_se")]
     one, two = (
-        checkpoint_rows(each, [TABLE], RowSettings(skip=1), model="m")[FILE][names]
+        checkpoint_rows(each, [TABLE], RowSettings(skip=1), model="m")[TABLE.table][names]
         for each in (moments, Moments.load(tmp_path / "m.safetensors"))
     )
     assert one.notna().all(axis=None)
@@ -269,7 +270,7 @@ def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error(
         spans = of.groups.sum(axis=2, keepdims=True)
         held[kind] = replace(of, crossed=replace(of.crossed, **together), groups=spans, sketch=None)
     old = Moments.from_layers(LAYOUT, [FACTS], {0: held}, {})
-    rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[FILE]
+    rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[TABLE.table]
     assert rows[["shape_q_se", "shape_k_se"]].isna().all(axis=None)
     assert rows[["shape_q", "decode_q_se", "share_k_se"]].notna().all(axis=None)
 
@@ -287,7 +288,7 @@ def with_measures_file(folder, checkpoints=3, **study):
     table = results.heads[["model", "layer", "head", "window"]].assign(**columns)
     last = (table["model"] == results.study.names[-1]) & (table["head"] == 0)
     table.loc[last, ["best_pc", "best_is_pc0"]] = [2.0, 0.0]
-    table.to_csv(folder / FILE, index=False)
+    put(folder, "heads", table)
     write_layer_means(folder, {"measures": table}, TABLE.names)
     return table, build_tables(load_results(folder))
 

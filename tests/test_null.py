@@ -10,7 +10,7 @@ from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.null.shifts import block_edges, shifted_correlations, shifts
-from qkscope.lenses.null.table import FILE, TABLE, null_columns
+from qkscope.lenses.null.table import TABLE, null_columns
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import build_tables
@@ -19,6 +19,7 @@ from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
 from reports import EVERY_FIGURE, card_text, drawing
+from written import put
 
 WIDTH, LENGTH = 5, 64
 FACTS = LayerFacts(0, 4, 2, WIDTH)
@@ -202,7 +203,7 @@ def test_without_position_r_is_beyond_its_null_as_often_as_chance_says():
 def test_errors_are_those_of_raw_vectors_without_each_group(window, skip):
     """Groups are kept in float32; windows at which groups have squares of their own."""
     q, k = vectors()
-    rows = checkpoint_rows(captured(q, k), [TABLE], RowSettings(own=window, skip=skip), model="m")[FILE]
+    rows = checkpoint_rows(captured(q, k), [TABLE], RowSettings(own=window, skip=skip), model="m")[TABLE.table]
     cuts = range(8, window, 8)
 
     def null(kept, head):
@@ -218,7 +219,7 @@ def test_errors_are_those_of_raw_vectors_without_each_group(window, skip):
 
 
 def test_where_covariances_are_fixed_the_null_still_has_an_error():
-    rows = checkpoint_rows(captured(*vectors()), [TABLE], RowSettings(own=40), model="m")[FILE]
+    rows = checkpoint_rows(captured(*vectors()), [TABLE], RowSettings(own=40), model="m")[TABLE.table]
     assert (rows["null_r_q_se"] > 0).all()
     assert set(rows["errors"]) == {"jackknife, covariances fixed"}
 
@@ -238,7 +239,7 @@ def study_with_null(folder, shifts_of=(15, 15, 15), **study):
         table[f"null_p_{kind}"] = 1 / 16
     own = [name for name in TABLE.names if name != "null_shifts"]
     table.loc[table["null_shifts"] == 0, own] = np.nan
-    table.to_csv(folder / FILE, index=False)
+    put(folder, "heads", table)
     write_layer_means(folder, {"null": table}, TABLE.names)
     return table, build_tables(load_results(folder))
 

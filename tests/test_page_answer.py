@@ -18,7 +18,8 @@ from qkscope.lenses.views import build_tables
 from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, examples, share_finding
 from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
 from qkscope.results.read import load_results
-from qkscope.stats.noise import EVERY_HEAD, Change
+from qkscope.stats.changes import Change
+from qkscope.stats.means import EVERY_HEAD
 
 Q = Quantity("r_q", EVERY_HEAD, "mean r_q over all heads")
 

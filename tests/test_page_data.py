@@ -32,6 +32,7 @@ from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
+from written import table_of
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)
@@ -81,7 +82,7 @@ def test_the_page_holds_the_tables_rows(published_page):
     category = unpack(packed, data["arrays"], "own.category")
     for c, row in enumerate(counts.itertuples(index=False)):
         assert [int((category[c, 0] == i).sum()) for i in range(len(CATEGORIES))] == list(row[1:])
-    assert len(data["windows"]) == len(pd.read_csv(published_page / "qk_windows.csv").groupby(["model", "window"]))
+    assert len(data["windows"]) == len(table_of(published_page, "heads").groupby(["model", "window"]))
 
 
 def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_path):

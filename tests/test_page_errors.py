@@ -16,6 +16,7 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from test_page_browser import drawn, middle, over_cell, swept, unfold
+from written import put, table_of
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +174,13 @@ def same_documents(tmp_path_factory):
     """Both checkpoints read the same documents; the late one moves with them three times as far."""
     folder = tmp_path_factory.mktemp("same")
     write_known(folder)
-    rows = pd.read_csv(folder / "replicates.csv")
+    rows = table_of(folder, "replicates")
     late = rows["model"] == "late"
     for name in ("r_q", "r_k", "explained_variance"):
         for group in range(4):
             moved = rows[f"{name}_without_{group}"] - rows[name]
             rows.loc[late, f"{name}_without_{group}"] = (rows[name] + 3 * moved)[late]
-    rows.to_csv(folder / "replicates.csv", index=False)
+    put(folder, "replicates", rows)
     record = json.loads((folder / "provenance.json").read_text())
     for entry in record["checkpoints"]:
         entry |= {"documents": 40, "corpus": {"fingerprint": "the same"}}

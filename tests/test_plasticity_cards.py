@@ -9,11 +9,12 @@ import pytest
 
 from published_table import invented
 from qkscope.lenses.plasticity.shown import mean_map, mean_profile
-from qkscope.lenses.plasticity.table import FILE, MAP_FILE, PROFILE_FILE
+from qkscope.lenses.plasticity.table import FILE, PROFILE_FILE
 from qkscope.lenses.views import build_tables
 from qkscope.report.figures import write_figure
 from qkscope.results.read import load_results
 from reports import EVERY_FIGURE, card_text, drawing
+from written import put
 
 USUAL = {
     "ap": 0.6,
@@ -47,9 +48,9 @@ def study(folder: Path, given, error=0.002, kind=None, window=64):
          **{column: values_of(of_model[model], column, head, layer) for column in USUAL}}
         for model, layer, head in results.heads[["model", "layer", "head"]].itertuples(index=False)
     ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / FILE, index=False)
+    put(folder, "heads", pd.DataFrame(rows))
     if error is not None:
-        layer_means(pd.DataFrame(rows), error).to_csv(folder / "layer_means.csv", index=False)
+        put(folder, "layer_means", layer_means(pd.DataFrame(rows), error))
     if kind is not None:
         place = folder / "provenance.json"
         place.write_text(json.dumps({**json.loads(place.read_text()), "kind": kind, "kind_stated": True}))
@@ -67,11 +68,11 @@ def layer_means(rows, error):
         for layer, of_layer in of_model.groupby("layer"):
             who = {"model": model, "window": window, "layer": layer}
             tokens = {f"without_{g}": 700.0 for g in range(GROUPS)}
-            found.append({**who, "table": "", "column": "tokens", "heads": 4, "mean": 800.0, **tokens})
+            found.append({**who, "measure": "tokens", "heads_of": "all", "heads": 4, "mean": 800.0, **tokens})
             for column in USUAL:
                 mean = of_layer[column].mean()
                 without = {f"without_{g}": mean + moved[column][g] for g in range(GROUPS)}
-                found.append({**who, "table": "plasticity", "column": column, "heads": 4, "mean": mean, **without})
+                found.append({**who, "measure": column, "heads_of": "all", "heads": 4, "mean": mean, **without})
     return pd.DataFrame(found)
 
 
@@ -120,7 +121,7 @@ def test_queries_at_one_position_are_told_where_they_are_known_for_all_heads(tmp
     assert "mean plasticity for two queries at exactly one position is 0.450 ± 0.002" in card_text(tables, "plasticity")
     table = pd.read_csv(tmp_path / FILE)
     table.loc[table["layer"] == 2, ["ap_same_position", "ap_content", "loss_not_position"]] = np.nan
-    table.to_csv(tmp_path / FILE, index=False)
+    put(tmp_path, "heads", table)
     text = card_text(build_tables(load_results(tmp_path)), "plasticity")
     assert "not known for all heads" in text
     assert "exactly one position is" not in text
@@ -131,8 +132,8 @@ def test_kinds_of_layers_are_compared_by_their_own_heads(tmp_path):
     study(tmp_path, [{}])
     table = pd.read_csv(tmp_path / FILE)
     table.loc[table["layer"] == 1, "ap"] += 0.1  # the NoPE layer of an invented study
-    table.to_csv(tmp_path / FILE, index=False)
-    layer_means(table, 0.002).to_csv(tmp_path / "layer_means.csv", index=False)
+    put(tmp_path, "heads", table)
+    put(tmp_path, "layer_means", layer_means(table, 0.002))
     tables = build_tables(load_results(tmp_path))
     assert "it is higher in NoPE than in rotary layers" in card_text(tables, "plasticity")
     means = tables.own.table("plasticity_means").set_index("layer_kind")["ap"]
@@ -193,12 +194,12 @@ def with_common(folder, buckets):
     study(folder, [{"ap": 0.5}, {"ap": 0.6}])
     qk, table = pd.read_csv(folder / "qk.csv"), pd.read_csv(folder / FILE)
     windows = dict(zip(sorted(set(qk["model"])), (64, 256), strict=True))
-    qk.to_csv(folder / "qk_common.csv", index=False)
+    put(folder, "components", qk)
     qk.assign(window=qk["model"].map(windows)).to_csv(folder / "qk.csv", index=False)
     second = table[table["model"] == max(windows)].assign(ap=0.55, ap_buckets=float(buckets))
     every = pd.concat([table.assign(window=table["model"].map(windows)), second], ignore_index=True)
-    every.to_csv(folder / FILE, index=False)
-    layer_means(every, 0.002).to_csv(folder / "layer_means.csv", index=False)
+    put(folder, "heads", every)
+    put(folder, "layer_means", layer_means(every, 0.002))
     return build_tables(load_results(folder))
 
 
@@ -255,14 +256,14 @@ def details(folder, window=64):
          "ap_content": 0.7, "ap_near": 0.6, "ap_same_position": 0.4, "n_q": 4.0}
         for row in heads.itertuples() for bucket in range(16)
     ]  # fmt: skip
-    pd.DataFrame(profile).to_csv(folder / PROFILE_FILE, index=False)
+    put(folder, "parts", pd.DataFrame(profile))
     cells = [
         {"model": model, "layer": layer, "window": window, "cell": cell, "key_distance": 4.0 * (cell % 4),
          "query_distance": 4.0 * (cell // 4), "ap": 0.8 - 0.1 * (cell % 4), "ap_se": 0.001,
          "weight": 1e-5 if cell == 15 else 1 / 15, "heads": 4.0}
         for (model, layer), _ in heads.groupby(["model", "layer"]) for cell in range(16)
     ]  # fmt: skip
-    pd.DataFrame(cells).to_csv(folder / MAP_FILE, index=False)
+    put(folder, "pairs", pd.DataFrame(cells))
     return build_tables(load_results(folder))
 
 
@@ -283,7 +284,7 @@ def test_a_profile_within_its_error_neither_falls_nor_rises(tmp_path):
     study(tmp_path, [{}])
     details(tmp_path)
     table = pd.read_csv(tmp_path / PROFILE_FILE).assign(ap_se=0.05)
-    table.to_csv(tmp_path / PROFILE_FILE, index=False)
+    put(tmp_path, "parts", table)
     text = card_text(build_tables(load_results(tmp_path)), "plasticity_profile")
     assert "no difference beyond what its error can be" in text
 

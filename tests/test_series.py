@@ -10,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qkscope.results.read import Entry
+from qkscope.stats.changes import paired_change
 from qkscope.stats.findings import Contrast
-from qkscope.stats.noise import SMALLEST, paired_change
 from qkscope.stats.series import Trend, plateau_of, shape_of
+from qkscope.stats.significance import SMALLEST
 from qkscope.words.phrases import course, number, percent, ranking, shown, went
 from reports import derived_panel
 

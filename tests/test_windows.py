@@ -9,7 +9,7 @@ import pytest
 from known_errors import FAR, HEADS, MODELS, moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position.table import DOUBLINGS, OWN, REPLICATES
+from qkscope.lenses.position.table import LEADING, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows.table import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, smallest_enough, window_dependence
@@ -22,6 +22,7 @@ from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
 from reports import card_text, drawing
+from written import put, table_of
 
 CONTEXT, WIDTH, GROUPS, DOCUMENTS, COUNT = 64, 4, 8, 24, 6
 FACTS = LayerFacts(0, COUNT, COUNT, WIDTH)
@@ -64,7 +65,7 @@ def measured(tmp_path_factory):
     moments = Moments(capture_layout(CONTEXT, buckets=8, groups=GROUPS, common=16), [FACTS])
     moments.add(0, q, k, groups=[int(group) for group in GROUP_OF])
     settings = RowSettings(common=16, skip=0, components=2)
-    for file, table in checkpoint_rows(moments, [OWN, DOUBLINGS, REPLICATES], settings, model="m").items():
+    for file, table in checkpoint_rows(moments, [OWN, LEADING, REPLICATES], settings, model="m").items():
         table.to_csv(folder / file, index=False)
     (folder / "provenance.json").write_text(json.dumps({"checkpoints": [{"name": "m", "label": "m"}]}))
     return build_tables(load_results(folder)).own.table("window_dependence").set_index("window")
@@ -121,10 +122,10 @@ def test_a_window_that_is_too_short_is_shown_with_its_error_or_not_at_all():
 def long_and_short(folder, replicates_at):
     """The known study with windows 32 and 64; replicates at some of them. 64 has enough tokens, 32 has not."""
     write_known(folder, windows=True)
-    table = pd.read_csv(folder / "qk_windows.csv")
+    table = table_of(folder, "heads")
     table["n_q"] = table["n_k"] = np.where(table["window"] == 64, 5000, 900)
-    table.assign(documents=40).to_csv(folder / "qk_windows.csv", index=False)
-    known = pd.read_csv(folder / "replicates.csv")
+    put(folder, "heads", table.assign(documents=40))
+    known = table_of(folder, "replicates")
     parts = [known]
     if 32 in replicates_at:
         halves = {name: known[name] / 2 for name in known.columns if name == "r_q"}
@@ -132,7 +133,7 @@ def long_and_short(folder, replicates_at):
             step = np.arctanh(known[f"r_q_without_{group}"]) - np.arctanh(known["r_q"])
             halves[f"r_q_without_{group}"] = moved(known["r_q"] / 2, step)
         parts.append(known.assign(window=32, **halves))
-    pd.concat(parts).to_csv(folder / "replicates.csv", index=False)
+    put(folder, "replicates", pd.concat(parts))
     return build_tables(load_results(folder))
 
 

@@ -12,6 +12,7 @@ import pytest
 from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from reports import FIGURES, Cards
+from written import put
 
 HEADS = 60
 
@@ -35,7 +36,7 @@ def cards_of(folder, r_q, r_k=None, windows=None, common=None):
     r_k = r_k if r_k is not None else [np.full(HEADS, 0.5)] * len(r_q)
     table(r_q, r_k, windows or [64] * len(r_q)).to_csv(folder / "qk.csv", index=False)
     if common is not None:
-        table(common, r_k, [64] * len(r_q)).to_csv(folder / "qk_common.csv", index=False)
+        put(folder, "components", table(common, r_k, [64] * len(r_q)))
     return Cards(build_tables(load_results(folder)))
 
 

@@ -14,7 +14,7 @@ from qkscope.compare.references import ROTATION
 from qkscope.lenses.means import with_averaged
 from qkscope.lenses.rotation.table import TABLE
 from qkscope.results.read import ResultsFolder
-from qkscope.stats.noise import HEADS_OF, HeadPanel, LayerMeans
+from qkscope.stats.means import HEADS_OF, HeadPanel, LayerMeans
 
 MEANS = {
     "r_k_a_abs": "mean |r| of keys along a",

@@ -18,7 +18,7 @@ from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.read import load_results
 from qkscope.results.twins import same_networks
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 
 # What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each
 # question that a lens asks.

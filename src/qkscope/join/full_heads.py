@@ -14,7 +14,7 @@ import pandas as pd
 
 from qkscope.lenses.views import WindowView
 from qkscope.results.schema import CHUNKED, SLIDING
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.text import counted
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, StudyKind
 from qkscope.lenses.charts import Chart
-from qkscope.results.schema import COMPONENTS_TABLE, PLACE_COLUMNS, QK, TABLES
+from qkscope.results.schema import COMPONENTS_TABLE, PLACE_COLUMNS, QK, TABLES, TableKind, table_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,22 +91,21 @@ class HeadTable:
     of_vectors: bool = False  # made of checkpoints whose vectors were kept, and of no others
 
     @property
+    def kind(self) -> TableKind:
+        """What a row of its table is."""
+        if self.across == "pc" and self.name != QK:
+            return TABLES[COMPONENTS_TABLE]
+        return table_kind(self.across, self.per)
+
+    @property
     def table(self) -> str:
-        """The table that has these measures as columns."""
-        if self.rows is None:
-            return self.name
-        if self.across == "pc":
-            return QK if self.name == QK else COMPONENTS_TABLE
-        tables = [kind.name for kind in TABLES.values() if (kind.across, kind.per) == (self.across, self.per)]
-        if not tables:
-            raise ValueError(f"{self.name}: no table has a row per {self.per} and {self.across}")
-        return tables[0]
+        """The table that has these measures as columns; of those that another command writes, a file of their own."""
+        return self.name if self.rows is None else self.kind.name
 
     @property
     def key(self) -> tuple[str, ...]:
         """The columns that tell its rows apart."""
-        who = ("model", "window", "layer", "head") if self.per == "head" else ("model", "window", "layer")
-        return who if self.across is None else (*who, self.across)
+        return self.kind.key
 
     @property
     def has_row_per_head(self) -> bool:
@@ -348,6 +347,8 @@ class Lens:
     own_views: tuple[OwnView, ...] = ()
     # For the first screen of the page; where several lenses know a cause, the first one's is told.
     cause: Callable[[Results], Cause | None] | None = None
+    # What a change from one entry to another is made of, by measure and layer type: see `long_tables.ATTRIBUTION`.
+    attribution: Callable[[WindowView, str, str], Mapping[tuple[str, str], Mapping[str, float]]] | None = None
     examples: Callable[[WindowView], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
 
 

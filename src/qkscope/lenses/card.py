@@ -24,7 +24,7 @@ from qkscope.stats.findings import (
     describe_curve,
     largest_contrast,
 )
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, heading, numbered, paragraph
 from qkscope.words.phrases import (

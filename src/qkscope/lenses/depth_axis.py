@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 
 N_BINS = 10
 EDGES = np.linspace(0.0, 1.0, N_BINS + 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 
 if TYPE_CHECKING:
     from qkscope.lenses.views import WindowView

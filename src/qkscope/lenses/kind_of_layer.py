@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.stats.means import EVERY_HEAD, Part
 
 EVERY_KIND = "all"  # the `layer_kind` of a summary's rows over all heads
 _POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}

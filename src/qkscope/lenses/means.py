@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.base import HeadTable
 from qkscope.lenses.categories import classify, dominated
 from qkscope.lenses.sums import LayerSums
-from qkscope.stats.noise import HEADS_OF, TOKENS, WITHOUT
+from qkscope.stats.means import HEADS_OF, TOKENS, WITHOUT
 
 MeanRow = dict[str, Any]
 
@@ -41,7 +41,8 @@ def mean_rows(
             without[group] = _mean(np.asarray(of_heads, dtype=np.float64)[inside])
         return _row(name, side, int(np.isfinite(values).sum()), _mean(values), without)
 
-    rows = [row(name, whole, None) for name in every if name not in table.replicated]
+    left_out = {*table.replicated, *(column.name for column in table.columns if column.kind in ("code", "constant"))}
+    rows = [row(name, whole, None) for name in every if name not in left_out]
     if table.by_category:
         of_heads = sums.once(_dominated)
         rows += [row(name, of_heads == side, side) for name in table.by_category for side in (True, False)]

@@ -90,7 +90,7 @@ COLUMNS = (
         error=None,
         title="largest sampled score",
     ),
-    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None),
+    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None, kind="constant"),
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qkscope.lenses.base import HeadTable, Lens, SampledTable, StudyBuild, Summary
+from qkscope.results.schema import TABLES
 
 _LENSES: list[Lens] = []
 
@@ -25,6 +26,9 @@ def register(lens: Lens) -> Lens:
     ):
         if name in known:
             raise ValueError(f"lens {lens.name!r}: {name!r} is taken by another lens")
+    taken = [each.name for each in lens.tables if each.name in TABLES and each.table != each.name]
+    if taken:
+        raise ValueError(f"lens {lens.name!r}: {taken[0]!r} is the name of a table, and cannot be that of its measures")
     own = _columns(lens)
     for table, column in own:
         if (table, column) in columns or own.count((table, column)) > 1:

@@ -35,7 +35,6 @@ from qkscope.results.schema import (
     PLACE_COLUMNS,
     QK,
     REPLICATES,
-    TABLES,
 )
 from qkscope.stats.jackknife import jackknife_error
 from qkscope.text import counted
@@ -273,7 +272,7 @@ def finished(
 
     Where a set of measures has no rows at some window, its cells are empty there.
     """
-    kind = TABLES[sets[0].table]
+    kind = sets[0].kind
     parts = [_Part.of(sets, each) for each in rows if any(measures.name in each.columns for measures in sets)]
     columns: dict[str, Any] = {name: np.concatenate([part.fact(name) for part in parts]) for name in ("layer", "depth")}
     if kind.per == "head":
@@ -300,7 +299,7 @@ def finished(
 
 def table_columns(sets: Sequence[HeadTable]) -> tuple[str, ...]:
     """The columns of a table with these sets of measures, in order; those of the published ones are as published."""
-    kind = TABLES[sets[0].table]
+    kind = sets[0].kind
     who = ("depth", *(("head", "kv_head") if kind.per == "head" else ()), *([kind.across] if kind.across else []))
     written = [name for measures in sets for name in measures.written]
     if kind.name in (QK, COMPONENTS_TABLE):

@@ -9,7 +9,7 @@ from qkscope.lenses.kind_of_layer import kinds_apart, kinds_in_order, part_of
 from qkscope.lenses.named_entries import NAMED_AT_MOST
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import direction
 from qkscope.words.phrases import (
     Format,

@@ -29,8 +29,18 @@ from qkscope.results.mapped import NOWHERE, Gathered, Rows, in_blocks, let_go, r
 from qkscope.results.read import Entries, ResultsFolder, read_named_table, read_study_table, require_numbers
 from qkscope.results.remove import remove_table
 from qkscope.results.retired import earlier_summaries
-from qkscope.results.schema import COMPONENTS_TABLE, HEADS, LAYER_MEANS, QK, REPLICATES, TABLES
-from qkscope.stats.noise import HeadPanel, LayerMeans
+from qkscope.results.schema import (
+    COMPONENTS_TABLE,
+    HEADS,
+    IDENTITY_COLUMNS,
+    JUDGED_COLUMNS,
+    LAYER_COLUMNS,
+    LAYER_MEANS,
+    QK,
+    QK_COLUMNS,
+    REPLICATES,
+)
+from qkscope.stats.means import HeadPanel, LayerMeans
 from qkscope.words.blocks import AnyBlock
 
 COMMON_SUFFIX = "_common"
@@ -68,7 +78,9 @@ class WindowView:
         self.tables = dict(tables or {})
         self._freedoms: dict[str, float] = {}
         known = heads.assign(**{FREEDOM: heads["model"].map({name: self.freedom(name) for name in present})})
-        self.heads = self._measured(derived(known, lenses))  # one row per head, with every measure
+        with_more = derived(known, lenses)
+        self._derived = [name for name in with_more.columns if name not in known.columns]
+        self.heads = self._measured(with_more)  # one row per head, with every measure
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
         self._entry_rows: dict[str, tuple[pd.DataFrame, dict[str, Rows]]] = {}
@@ -201,6 +213,38 @@ class WindowView:
         derived = [c for lens in self._lenses for c in lens.derived]
         return {each.name: each for each in (*components, *of_sets, *derived)}
 
+    @cached_property
+    def mean_measures(self) -> list[str]:
+        """The measures whose mean over heads says something: numbers and indicators, in the order of lenses."""
+        of_sets: list[str] = []
+        for each in (each for each in self.sets if each.has_row_per_head):
+            of_sets += [*each.names, *(column.name for column in each.judged)]
+            of_sets += with_averaged(each, {name: self.heads.iloc[:0][name] for name in each.names})
+        codes = {name for name, each in self.measures.items() if each.kind in ("code", "constant")}
+        known = dict.fromkeys([*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived, *of_sets])
+        unknown = {*IDENTITY_COLUMNS, *LAYER_COLUMNS, "layer_kind", *codes}
+        return [name for name in known if name not in unknown and self.panel.has(name)]
+
+    @cached_property
+    def redrawn_measures(self) -> list[str]:
+        """Those of component 0 and what follows from it, which are known at every window."""
+        of_component = {*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived}
+        return [name for name in self.mean_measures if name in of_component]
+
+    def windows_of_entry(self, name: str) -> list[float]:
+        """The windows at which an entry was measured, rising."""
+        if self.windows is None:
+            return []
+        rows = self.windows.iloc[self._windows_of_entry.get(name, NOWHERE)]
+        return sorted(float(window) for window in rows["window"].unique())
+
+    def attribution(self, before: str, after: str) -> dict[tuple[str, str], dict[str, float]]:
+        """What a change is made of, by measure and layer type, where a lens knows; else nothing."""
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        for lens in (lens for lens in self._lenses if lens.attribution is not None):
+            known |= lens.attribution(self, before, after)
+        return known
+
     def has_measure(self, name: str) -> bool:
         """Whether any head has the measure here."""
         return self.panel.has(name) and any(math.isfinite(self.panel.mean(name, model)) for model in self.names)
@@ -286,7 +330,7 @@ class WindowView:
     def file_of(self, name: str) -> str:
         """The file that has a set's measures; any other name is that of a file already."""
         sets = [each for lens in self._lenses for each in lens.tables if each.name == name and each.rows is not None]
-        return TABLES[sets[0].table].file if sets else f"{name}.csv" if name in self.tables else name
+        return sets[0].kind.file if sets else f"{name}.csv" if name in self.tables else name
 
     def _is_of_heads(self, name: str) -> bool:
         return any(each.name == name and each.has_row_per_head for each in self.sets)
@@ -390,10 +434,10 @@ def _read_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.D
     named = [each for each in sets if each.rows is None]  # by other commands, into files of their own
     read = {each.name: read_named_table(files, f"{each.name}.csv", each.names, each.key) for each in named}
     of_heads = [each for each in sets if each.rows is not None and each.name not in (QK, COMPONENTS_TABLE)]
-    names = dict.fromkeys(each.table for each in of_heads)
-    for name in (*names, REPLICATES, LAYER_MEANS):
-        table = read[name] = files.table(name)
-        if table is not None and name in TABLES:
+    kinds = {each.table: each.kind for each in of_heads}
+    for name in (*kinds, REPLICATES, LAYER_MEANS):
+        table = read[name] = files.table(name, kinds.get(name))
+        if table is not None and name in kinds:
             require_numbers(files, table, name, [c.name for each in sets if each.table == name for c in each.columns])
     return {name: table for name, table in read.items() if table is not None}
 

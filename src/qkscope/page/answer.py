@@ -19,7 +19,8 @@ from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import Results, WindowView
 from qkscope.stats import significance
-from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.stats.changes import Change
+from qkscope.stats.means import EVERY_HEAD, Part
 from qkscope.stats.series import Trend
 from qkscope.stats.significance import Significance
 from qkscope.text import counted

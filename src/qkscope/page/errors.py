@@ -17,7 +17,7 @@ from qkscope.lenses.signs import sign_unsure
 from qkscope.lenses.views import Results, WindowView
 from qkscope.page.arrays import STATISTICS, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 
 FLAGS = ("unstable", "sign_sure", "category_share", "undecided")  # columns; `sign_unknown` follows from others
 

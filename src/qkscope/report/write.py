@@ -7,6 +7,7 @@ from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import PageCard, write_page
 from qkscope.report.catalogue import catalogue, drawable
 from qkscope.report.lead import lead
+from qkscope.report.tables import write_long_tables
 from qkscope.results.read import load_results
 from qkscope.results.remove import remove_unfinished
 
@@ -23,7 +24,7 @@ def write_report(
     place = out or tables.files.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
-    written = write_tables(tables, place)
+    written = [*write_long_tables(tables, place), *write_tables(tables, place)]
     if figures:
         from qkscope.report.figures import write_figures  # matplotlib, only when something is drawn
 

@@ -38,7 +38,7 @@ from qkscope.results.mapped import Gathered, in_blocks, is_large, let_go, mapped
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
 from qkscope.results.retired import refuse_earlier_tables
-from qkscope.results.schema import HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, depth_of_layers
+from qkscope.results.schema import HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, TableKind, depth_of_layers
 
 _KEY = ["model", "layer", "head", "pc"]
 _AGAIN = "`qkscope analyze RESULTS` writes it again"
@@ -74,10 +74,10 @@ class ResultsFolder:
     components_common: pd.DataFrame | None  # `common`, likewise
     _read: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def table(self, name: str) -> pd.DataFrame | None:
+    def table(self, name: str, kind: TableKind | None = None) -> pd.DataFrame | None:
         """Every row of one of the tables, such as `heads` or `buckets`; None where the folder has none (yet)."""
         if name not in self._read:
-            self._read[name] = read_table(self, name)
+            self._read[name] = read_table(self, name, kind or TABLES.get(name))
             let_go()
         return self._read[name]
 
@@ -160,9 +160,9 @@ def _read_common(path: Path, own: pd.DataFrame, provenance: Provenance) -> pd.Da
     return mapped(both.iloc[np.argsort(order.to_numpy(), kind="stable")].reset_index(drop=True))
 
 
-def read_table(results: ResultsFolder, name: str) -> pd.DataFrame | None:
+def read_table(results: ResultsFolder, name: str, kind: TableKind | None) -> pd.DataFrame | None:
     """One of the tables of a folder, its numbers checked; None where the folder has none (yet)."""
-    kind, path = TABLES.get(name), stored_table(results.folder, name)
+    path = stored_table(results.folder, name)
     if path is None:
         return None
     key = kind.key if kind else MEANS_KEY if name == schema.LAYER_MEANS else TABLES[HEADS].key

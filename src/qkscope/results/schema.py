@@ -62,6 +62,13 @@ def is_parquet(table: str) -> bool:
 FILES = (*(kind.file for kind in TABLES.values()), HEADS_PARQUET, f"{REPLICATES}.parquet", f"{LAYER_MEANS}.parquet")
 # Columns of words; all others are numbers.
 TEXT_COLUMNS = ("model", "windows", "rotary", "attention", "errors", "category", "measure", "heads_of", "text")
+def table_kind(across: str | None, per: str) -> TableKind:
+    """The table that has a row per head (or layer) and place; a lens may bring places of its own."""
+    known = [kind for kind in TABLES.values() if (kind.across, kind.per) == (across, per) and kind.name != COMPONENTS_TABLE]
+    of_layer = f"layer_{across}s" if across else "layers"
+    return known[0] if known else TableKind(f"{across}s" if per == "head" else of_layer, across, per)
+
+
 MEANS_KEY = ("model", "window", "layer", "measure", "heads_of")
 # What is known of each place of a table, whatever lens has columns there: first position of a bucket, the one behind
 # its last, and the mean position of its queries.

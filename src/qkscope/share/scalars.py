@@ -12,7 +12,7 @@ from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.stats.means import EVERY_HEAD, Part
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
 DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them

@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.results.read import Entry, phase_segments
-from qkscope.stats.noise import Change, HeadPanel
+from qkscope.stats.changes import Change
+from qkscope.stats.means import HeadPanel
 from qkscope.stats.series import Shape, plateau_of
 from qkscope.stats.series import Trend as Trend
 from qkscope.stats.significance import Significance

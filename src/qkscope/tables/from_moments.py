@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from qkscope.errors import InputError, located
 from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
+from qkscope.lenses.registry import head_tables
 from qkscope.lenses.rows import COMPONENTS, RowSettings
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
@@ -31,6 +32,7 @@ from qkscope.results.twins import shared_attention
 from qkscope.study.harmless import file_safe
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import MOST_IN_DETAIL, Study
+from qkscope.tables.description import write_description
 from qkscope.tables.makers import TableParts, row_settings
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
@@ -265,6 +267,7 @@ def write_results(
         _join(out, parts, record, events, page_follows)
     for sentence in shared_attention(origins):
         events.noted(sentence)
+    events.wrote(str(write_description(out, head_tables(), settings)))
     for path in write_study_tables(out, files, parts, settings, read_as["kind"]):
         events.wrote(str(path))
     events.wrote(str(write_provenance(out, record)))

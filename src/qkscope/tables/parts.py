@@ -25,7 +25,7 @@ from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.results.schema import FACT_COLUMNS, HEADS, REPLICATES, TABLES, TEXT_COLUMNS, is_parquet
+from qkscope.results.schema import FACT_COLUMNS, HEADS, LAYER_MEANS, REPLICATES, TABLES, TEXT_COLUMNS, is_parquet
 from qkscope.study.schema import Checkpoint
 from qkscope.tables.origin import longest_window, origin_of
 
@@ -99,9 +99,9 @@ def arrow_table(name: str, rows: pd.DataFrame) -> pa.Table:
 
     Tables with many rows per head have seven digits, and leave to `heads` what is the same in all rows of a head.
     """
-    detail = name in TABLES and name != HEADS
+    detail = name not in (HEADS, REPLICATES, LAYER_MEANS)
     left_out = ("depth", "kv_head", *FACT_COLUMNS) if detail else ()
-    whole = (*WHOLE, TABLES[name].across) if detail else WHOLE
+    whole = (*WHOLE, TABLES[name].across) if name in TABLES else WHOLE
     number = pa.float32() if detail else pa.float64()
     columns = {}
     for column in (str(each) for each in rows.columns if each not in left_out):

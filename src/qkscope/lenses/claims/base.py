@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from qkscope.stats.noise import UNKNOWN_ERROR
 from qkscope.stats.significance import Error, Significance, decide
+from qkscope.stats.spread import UNKNOWN_ERROR
 
 if TYPE_CHECKING:
     from qkscope.lenses.views import WindowView

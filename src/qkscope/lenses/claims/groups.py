@@ -22,8 +22,9 @@ from qkscope.lenses.score.table import ADVANTAGE
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
-from qkscope.stats.noise import FEWEST_HEADS, HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error, is_significant
+from qkscope.stats.spread import FEWEST_HEADS
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 

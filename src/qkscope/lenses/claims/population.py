@@ -12,8 +12,9 @@ from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
 from qkscope.lenses.views import WindowView
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import EVERY_HEAD, UNKNOWN_ERROR, HeadPanel, Part, spread
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import Error
+from qkscope.stats.spread import UNKNOWN_ERROR, spread
 from qkscope.words.phrases import plus_minus
 
 

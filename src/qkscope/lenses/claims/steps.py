@@ -22,8 +22,9 @@ from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import EVERY_HEAD, UNKNOWN_ERROR, HeadPanel, Part, clustered_error, spread
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import Error, combined
+from qkscope.stats.spread import UNKNOWN_ERROR, clustered_error, spread
 from qkscope.text import counted
 from qkscope.words.phrases import label, number, plus_minus
 

@@ -12,8 +12,9 @@ from qkscope.lenses.depth.findings import EARLY, LATE, MIDDLE, DepthProfile, dep
 from qkscope.lenses.depth_axis import DepthAxis, depth_axis
 from qkscope.lenses.layer_kinds.card import kinds_by_name
 from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, opening_place, place
+from qkscope.stats.changes import Change
 from qkscope.stats.findings import Step, describe_curve
-from qkscope.stats.noise import Change, Part
+from qkscope.stats.means import Part
 from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block

@@ -8,7 +8,8 @@ import pandas as pd
 
 from qkscope.lenses.depth_axis import EDGES, DepthAxis
 from qkscope.results.read import Entry
-from qkscope.stats.noise import Change, HeadPanel, Part
+from qkscope.stats.changes import Change
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.series import Shape, shape_of
 from qkscope.stats.significance import Error, Significance, combined, decide
 

@@ -6,7 +6,7 @@ from qkscope.lenses.card import Card, Subject, bands, error_bars, opening, table
 from qkscope.lenses.claims.words import held
 from qkscope.lenses.named_entries import NAMED_AT_MOST, at_or_in, place
 from qkscope.results.read import Entry
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (

@@ -9,7 +9,7 @@ from qkscope.lenses.errors import with_mean_errors
 from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
 from qkscope.lenses.position.summaries import MEASURES, means_and_spreads, with_measures
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 
 SHARES = ("concordant", "discordant")
 

@@ -6,7 +6,7 @@ from qkscope.lenses.measures.table import FILE
 from qkscope.lenses.named_entries import of_each
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import curve_course, jumps, label, percent, ranking

@@ -35,9 +35,9 @@ COLUMNS = (
         for measure, words in _WORDS.items()
         for name in ("queries", "keys")
     ),
-    Measure("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None),
+    Measure("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None, kind="code"),
     Measure("best_r_q", "The r_q of that component.", "", CORRELATION, "fisher"),
-    Measure("best_is_pc0", "1 if that component is component 0, otherwise 0.", "", SHARE, error=None),
+    Measure("best_is_pc0", "1 if that component is component 0, otherwise 0.", "", SHARE, error=None, kind="indicator"),
 )
 
 

@@ -42,6 +42,7 @@ COLUMNS = (
             "",
             SHARE,
             error=None,
+            kind="indicator",
         )
         for kind, _ in KINDS
     ),
@@ -49,6 +50,7 @@ COLUMNS = (
         "null_shifts",
         "Shifts that the window's position buckets allow; 0 where they are too few, and the other columns are empty.",
         error=None,
+        kind="constant",
     ),
 )
 

@@ -11,7 +11,7 @@ from qkscope.lenses.errors import with_mean_errors
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of, summary_kinds
 from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.stats.means import EVERY_HEAD, Part
 
 MEANS, DROPS = "plasticity_means", "plasticity_drops"
 LEVELS = ("ap", "ap_content", "ap_near", "ap_same_position", "loss_not_position")

@@ -62,6 +62,7 @@ COLUMNS = (
         "fewer than 4 all numbers.",
         limits=COUNT,
         error=None,
+        kind="constant",
     ),
 )
 PROFILE_COLUMNS = (

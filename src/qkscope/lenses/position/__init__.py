@@ -2,7 +2,6 @@
 
 from qkscope.lenses.base import Figure, Lens, Summary, later
 from qkscope.lenses.position.card import explained_variance, position_signal
-from qkscope.lenses.position.changes import changes_at
 from qkscope.lenses.position.kinds_words import signal_by_kind
 from qkscope.lenses.position.portraits_card import rq_rk_scatter_grid
 from qkscope.lenses.position.summaries import MEASURES, portraits_at, trajectory_at, with_measures
@@ -20,7 +19,6 @@ LENS = Lens(
     summaries=(
         Summary("trajectory", trajectory_at, means=MEASURES),
         Summary("portraits", portraits_at),
-        Summary("changes", changes_at),
     ),
     figures=(
         Figure(

@@ -18,8 +18,8 @@ from qkscope.lenses.card import (
     window_agreement,
 )
 from qkscope.lenses.claims.words import held
+from qkscope.stats.changes import Change
 from qkscope.stats.findings import Curve, Step, Trend
-from qkscope.stats.noise import Change
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import curve_course, fall_after_peak, label, number, percent, shown, went, where
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from qkscope.draw import style
 from qkscope.lenses.position.kinds_words import finding, parts_of
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 
 MEASURES = (("r_q", style.BLUE, "o"), ("r_k", style.RED, "s"))
 ASIDE = 0.2  # own context and common window stand beside each other

@@ -5,7 +5,8 @@ from __future__ import annotations
 from qkscope.lenses.card import Card, Subject, opening, table_file
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.stats.changes import Change
+from qkscope.stats.means import EVERY_HEAD, Part
 from qkscope.stats.significance import Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block

@@ -31,8 +31,8 @@ COLUMNS = (
         "r_q", "Pearson correlation of the component's projection of queries with position.", "", CORRELATION, FISHER
     ),
     Measure("r_k", "The same for keys; below 0, keys move against their queries.", "", CORRELATION, FISHER),
-    Measure("n_q", "Queries that were summed.", "tokens", error=None),
-    Measure("n_k", "Keys that were summed.", "tokens", error=None),
+    Measure("n_q", "Queries that were summed.", "tokens", error=None, kind="constant"),
+    Measure("n_k", "Keys that were summed.", "tokens", error=None, kind="constant"),
     Measure("mu_q", "Where the line through the projected queries is at position 0."),
     Measure("mu_k", "Where the line through the projected keys is at position 0."),
     Measure("alpha", "Slope of the line through the projected queries.", "per token"),
@@ -40,8 +40,14 @@ COLUMNS = (
     Measure("gap", "How far the next component's variance is below this one's, as a share of this one's.", "", SHARE),
 )
 JUDGED = (
-    Measure("unstable", "1 if the gap to a neighbour is not significant: the component is not a single direction."),
-    Measure("sign_sure", "1 if r_q differs significantly from 0; otherwise the sign of r_k means nothing."),
+    Measure(
+        "unstable",
+        "1 if the gap to a neighbour is not significant: the component is not a single direction.",
+        kind="indicator",
+    ),
+    Measure(
+        "sign_sure", "1 if r_q differs significantly from 0; otherwise the sign of r_k means nothing.", kind="indicator"
+    ),
     Measure("category_share", "Share of other samples of documents, by the jackknife, that give the same category."),
 )
 

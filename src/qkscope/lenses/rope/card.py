@@ -17,7 +17,7 @@ from qkscope.lenses.rope.summaries import beside_measured
 from qkscope.lenses.rope.table import FILE
 from qkscope.lenses.tell import errors_said, joined, tell
 from qkscope.results.read import Entry
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 from qkscope.stats.significance import Error, Significance, decide, is_significant
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Strong, paragraph

@@ -23,7 +23,7 @@ from qkscope.lenses.rope.steps import (
 )
 from qkscope.lenses.tell import joined
 from qkscope.results.read import Entry
-from qkscope.stats.noise import Change
+from qkscope.stats.changes import Change
 from qkscope.stats.significance import SMALLEST, Significance
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph

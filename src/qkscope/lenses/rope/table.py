@@ -33,7 +33,14 @@ COLUMNS = (
         "r_q_excess", "Measured minus predicted r_q of PC0: position that RoPE alone does not give.", "", (-2.0, 2.0)
     ),
     Measure("r_k_excess", "The same for r_k.", "", (-2.0, 2.0)),
-    Measure("category_rope", f"The category that the predicted r_q and r_k give: {_CODES}.", "", (0, 4), error=None),
+    Measure(
+        "category_rope",
+        f"The category that the predicted r_q and r_k give: {_CODES}.",
+        "",
+        (0, 4),
+        error=None,
+        kind="code",
+    ),
     Measure("explained_rope", "Share of the predicted variance of queries and keys together on PC0.", "", SHARE),
     Measure("pc0_cos", "Absolute cosine of the angle between the predicted and the measured PC0.", "", SHARE),
     Measure(
@@ -42,6 +49,7 @@ COLUMNS = (
         "",
         SHARE,
         error=None,
+        kind="indicator",
     ),
     Measure("alpha_rope", "Predicted slope of the queries' projection on PC0.", "per token"),
     Measure("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),
@@ -54,6 +62,7 @@ COLUMNS = (
         "0 from the measured rotation, 1 nothing rotates (r is 0); none: 2 rotation not measured, 3 nothing summed at "
         "rest, 4 fewer tokens at rest than dimensions.",
         error=None,
+        kind="code",
     ),
 )
 

@@ -7,8 +7,9 @@ from qkscope.lenses.rotation.chosen import STABLE
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import beyond_zero, errors_said, joined, mean_of, share_of, tell
 from qkscope.results.read import Entry
+from qkscope.stats.changes import Change
 from qkscope.stats.findings import context_changes
-from qkscope.stats.noise import Change, HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import label, number, percent, significant, tokens, went

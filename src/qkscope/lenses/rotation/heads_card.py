@@ -15,7 +15,7 @@ from qkscope.lenses.rotation.summaries import map_axis, relations
 from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.tell import errors_said, joined, share_of
 from qkscope.results.read import Entry
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph
 from qkscope.words.phrases import label, listed, number, plus_minus, shortened

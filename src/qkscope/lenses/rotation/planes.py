@@ -15,7 +15,7 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import PlaneAxes, axes_of
 from qkscope.lenses.sums import LayerSums
 
-FILE = "planes"
+FILE = "drift_planes"
 KINDS = (("q", "queries"), ("k", "keys"))
 COLUMNS = (
     *(

@@ -14,7 +14,7 @@ from qkscope.lenses.rotation.table import FILE
 from qkscope.lenses.views import WindowView
 from qkscope.stats import significance
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 
 MOST_LAYERS = 48  # columns of a map that can still be read; deeper models are shown in ten bins of depth
 MEANS = (

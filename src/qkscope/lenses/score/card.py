@@ -33,7 +33,7 @@ from qkscope.lenses.score.summaries import BY_DEPTH, BY_KIND, shares_shown
 from qkscope.lenses.score.table import ADVANTAGE, FILE, SHARES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import describe_curve, largest_contrast
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.words.blocks import Block, Strong, paragraph
 from qkscope.words.phrases import (
     Format,

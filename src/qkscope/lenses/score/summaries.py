@@ -12,7 +12,7 @@ from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, kinds_apart, part_of
 from qkscope.lenses.score.table import ADVANTAGE, FILE, LINE_SHARES, SHARES
 from qkscope.lenses.views import WindowView
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import is_significant
 
 BY_KIND, BY_DEPTH = "score_shares", "score_depth"

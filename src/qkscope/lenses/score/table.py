@@ -61,7 +61,7 @@ COLUMNS = (
         )
         for line, name in zip(LINE_SHARES, SHARES, strict=True)
     ),
-    Measure("buckets", "Position buckets in the window.", error=None),
+    Measure("buckets", "Position buckets in the window.", error=None, kind="constant"),
     Measure(
         "score_sd",
         "Standard deviation of a query's scores over the keys it sees (root mean square over queries), before the "

@@ -20,7 +20,7 @@ from qkscope.lenses.taxonomy.findings import Busiest, busiest_steps, moves_betwe
 from qkscope.lenses.taxonomy.table import CATEGORIES, HIGH, LOW, MIXED, UNDEFINED
 from qkscope.results.read import Entry
 from qkscope.stats.findings import PhaseChange, change_over, largest_contrast, phase_changes
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.stats.series import Shape, Trend
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Strong, bullet, paragraph

@@ -9,7 +9,7 @@ import pandas as pd
 from qkscope.lenses.taxonomy.table import CATEGORIES
 from qkscope.results.read import Entry
 from qkscope.stats.findings import JUMP_SHARE, PhaseChange, change_over
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.stats.significance import SMALLEST
 
 

@@ -16,7 +16,7 @@ from qkscope.lenses.taxonomy.table import CONTENT_FOCUSED, POSITION_DOMINATED, w
 from qkscope.lenses.views import WindowView, window_names
 from qkscope.processes import over_cores
 from qkscope.results.mapped import in_blocks, let_go, rows_of_entries
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
