@@ -23,7 +23,7 @@ def at_window(tables, common=False):
 def drawing(tables, name, common=False):
     """The figure, or None where the study does not carry it."""
     entry, at = EVERY_FIGURE[name], at_window(tables, common)
-    return draw(entry, at) if at is not None and entry.figure.exists(at) else None
+    return draw(entry, tables, at) if at is not None and entry.figure.exists(at) else None
 
 
 def card(tables, name, common=False):

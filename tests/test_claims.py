@@ -308,7 +308,7 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
 def leaning(r_k, advantage, error=0.1, layers=4):
     heads = heads_of("m", 0.9, np.reshape(r_k, (layers, 2)), layers=layers)
     scores = heads[["model", "layer", "head", "window"]].assign(late_advantage=advantage, late_advantage_se=error)
-    return study(heads, tables={"score.csv": scores})
+    return study(heads, tables={"score": scores})
 
 
 def test_signs_agree_only_beyond_what_their_margins_give():
@@ -522,7 +522,7 @@ def test_keys_that_are_freed_for_content():
         assert row["value"] == pytest.approx(shares[2] - shares[1])
         assert row["verdict"] == expected
     assert verdict("query_part_grows", scored((0.3, 0.3, 0.6), (0.2, 0.5, 0.8))) == UNDECIDED  # r_k rises
-    assert "score.csv is not among" in asked("query_part_grows", training(0.2, 0.8, 0.5))["why"].iloc[0]
+    assert "score is not among" in asked("query_part_grows", training(0.2, 0.8, 0.5))["why"].iloc[0]
 
 
 def test_head_by_head_with_its_error_over_key_heads():
@@ -682,7 +682,7 @@ def test_results_from_a_table_alone_say_what_is_missing(tmp_path):
     heads_of("m", 0.9, 0.5).drop(columns=["attention", "attention_window"]).to_csv(tmp_path / "qk.csv", index=False)
     tables = build_tables(load_results(tmp_path))
     said = holds_of(tables, "taxonomy_evolution")
-    assert "rotated.csv is not among these results" in said
+    assert "rotated is not among these results" in said
     assert "nan" not in said
 
 

@@ -40,7 +40,7 @@ def with_norms(finished):
 
     def make(folder):
         with with_lens(LENS), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(figures, "draw", lambda entry, at: (draw if entry.name == LENS.name else sketch)(entry, at))
+            patch.setattr(figures, "draw", lambda entry, *at: (draw if entry.name == LENS.name else sketch)(entry, *at))
             write_report(shutil.copytree(finished(), folder / "out"))
 
     draw = figures.draw

@@ -176,7 +176,7 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(monkeypatch):
         folder = grown(checkpoints)
         tracemalloc.start()
         own = build_tables(load_results(folder)).own
-        assert len(own.panel.drawn("r_q", own.names[-1])) and own.panel_of("score.csv").knows_documents
+        assert len(own.panel.drawn("r_q", own.names[-1])) and own.panel.knows_documents
         found = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return found
@@ -198,7 +198,7 @@ def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, t
 
     monkeypatch.setattr(WindowView, "window_panel", count)
     monkeypatch.setattr(processes, "MOST", 1)  # all in this process, which counts
-    monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
+    monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, tables, at: None)
     monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
     write_report(grown(4), out=tmp_path)
     assert sorted(made_of) == sorted(load_results(grown(4)).study.names)

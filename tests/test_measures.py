@@ -12,7 +12,7 @@ from known_errors import legend_leaves_room, write_layer_means
 from published_table import invented
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.measures.table import FAINTEST, FILE, TABLE, measures, read_out
+from qkscope.lenses.measures.table import FAINTEST, TABLE, measures, read_out
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import build_tables
@@ -312,7 +312,7 @@ def test_the_card_says_how_the_means_go_and_where_another_component_leads(tmp_pa
     text = card_text(tables, "measures")
     assert "Mean decode of queries rises" in text.partition("## Key Takeaway")[2]
     assert "in 3 of 12 heads" in text
-    assert f"`{FILE}`" in text
+    assert "`heads.csv`" in text
 
 
 def test_models_are_compared_and_not_joined(tmp_path):

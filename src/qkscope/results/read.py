@@ -230,7 +230,7 @@ def _known_pieces(
         for name in (str(name) for name in piece.columns if name not in texts):
             if name in needed or not pd.api.types.is_string_dtype(piece[name].dtype):
                 _make_numbers(piece, name, path)
-        yield piece
+        yield piece.copy()  # a block per type: pandas is slow where a table has hundreds of them
 
 
 def _whole(pieces: Iterator[pd.DataFrame]) -> pd.DataFrame:

@@ -194,7 +194,7 @@ def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind
         named = {**each.provenance, "name": name}
         Moments.from_layers(each.layout, each.layers.values(), sums, named, each.documents).save(path)
         paths.append(path)
-    return analyze_files(paths, _Silent(), "qkscope.load_results", out=out, kind=kind)
+    return analyze_files(paths, _Silent(), "qkscope.load", out=out, kind=kind)
 
 
 def _named(paths: Sequence[Path]) -> tuple[dict[str, Path], int]:
