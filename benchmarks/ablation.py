@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 import yaml
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
+from qkscope.lenses.head_rows import heads_at
 
 from qkscope._version import __version__
 from qkscope.ablate.choice import HeadChoice
@@ -27,8 +28,7 @@ from qkscope.ablate.work import AblationSettings
 from qkscope.draw import style
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS
 from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
-from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.head_rows import heads_at
+from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.report.drawings.loss import draw_loss
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
@@ -92,7 +92,7 @@ def interval(low: float, high: float, digits: int) -> str:
     return f"{low:+.{digits}f} to {high:+.{digits}f}" if np.isfinite(low) else "none"
 
 
-def groups_lines(at: AtWindow) -> list[str]:
+def groups_lines(at: WindowView) -> list[str]:
     """Chosen heads against random ones, edit by edit."""
     table = at.table(GROUPS_FILE)
     every = table[table["outcome"] == "all"]
@@ -119,7 +119,7 @@ def groups_lines(at: AtWindow) -> list[str]:
     return [*lines, "", verdict(every[every["edit"] != "nothing"]), ""]
 
 
-def heads_lines(at: AtWindow) -> list[str]:
+def heads_lines(at: WindowView) -> list[str]:
     """Which measure goes with what a head's edit costs."""
     heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
@@ -212,7 +212,7 @@ def _under_zero(row: "pd.Series[float]") -> str:
     return f"under {WHOLE} they {matter} random heads ({plus_minus(row['excess'], row['excess_se'], signed=True)})"
 
 
-def section(at: AtWindow, dtype: str) -> str:
+def section(at: WindowView, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
         f"Written by `python benchmarks/ablation.py` (qkscope {__version__}, torch {torch.__version__}). "
@@ -228,7 +228,7 @@ def section(at: AtWindow, dtype: str) -> str:
     return "\n".join(lines)
 
 
-def write_page(tables: StudyTables, dtype: str) -> None:
+def write_page(tables: Results, dtype: str) -> None:
     """Put tables and pictures where they belong."""
     marks = re.compile(rf"({re.escape(START)}\n).*?({re.escape(END)})", re.DOTALL)
     before = PAGE.read_text(encoding="utf-8")

@@ -39,12 +39,12 @@ from qkscope.lenses.taxonomy import with_category
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import interval
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 
 DOCUMENTS, GROUPS = 32, 8
 BLOCK = 50  # samples that are kept together
 SEED = 20_000
-TABLES = (position.OWN, position.COMMON, position.DOUBLINGS, position.REPLICATES, measures.TABLE)
+TABLES = (position.OWN, position.COMMON, position.LEADING, measures.TABLE)
 BEFORE, AFTER = CHECKPOINTS
 CHOSEN = {"strong": STRONG, "weak": WEAK, "zero": ZERO}
 MEANS = {
@@ -72,7 +72,7 @@ def layout(groups: int = GROUPS) -> Layout:
 
 
 def tables(parts: Iterable[Documents], groups: int = GROUPS) -> dict[str, pd.DataFrame]:
-    """The head tables of both checkpoints, by file name."""
+    """The tables of both checkpoints, by name."""
     facts = LayerFacts(layer=0, q_heads=HEADS, kv_heads=KEY_HEADS, head_dim=WIDTH)
     both = {name: Moments(layout(groups), [facts], way="device") for name in CHECKPOINTS}
     for documents in parts:
@@ -81,7 +81,7 @@ def tables(parts: Iterable[Documents], groups: int = GROUPS) -> dict[str, pd.Dat
             moments.add(0, *documents.vectors[name], positions=documents.positions, groups=of_rows)
     settings = RowSettings(common=COMMON, components=1)
     made = [checkpoint_rows(moments, TABLES, settings, model=name) for name, moments in both.items()]
-    return {table.file: pd.concat([part[table.file] for part in made], ignore_index=True) for table in TABLES}
+    return {name: pd.concat([part[name] for part in made], ignore_index=True) for name in made[0]}
 
 
 def derived(heads: pd.DataFrame) -> pd.DataFrame:
@@ -91,13 +91,13 @@ def derived(heads: pd.DataFrame) -> pd.DataFrame:
 
 def numbers(found: dict[str, pd.DataFrame]) -> dict[str, Number]:
     """What is checked, by name."""
-    heads, replicates = found[position.OWN.file], found[position.REPLICATES.file]
+    heads, replicates = found[position.OWN.table], found["replicates"]
     replicates = replicates[replicates["window"] == CONTEXT].reset_index(drop=True)
     panel = HeadPanel(derived(heads), True, [derived(d) for d in drawn_heads(heads, replicates)], sampled=False)
     rows = {
         CONTEXT: heads,
-        COMMON: found[position.COMMON.file],
-        SHORT: found[position.DOUBLINGS.file].query(f"window == {SHORT}"),
+        COMMON: found[position.COMMON.table],
+        SHORT: found[position.LEADING.table].query(f"window == {SHORT}"),
     }
     made: dict[str, Number] = {}
     for window, words in WINDOWS.items():

@@ -27,7 +27,7 @@ from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.results.schema import LAYER_MEANS_CSV
+from qkscope.results.schema import LAYER_MEANS
 from qkscope.stats.jackknife import jackknife_error
 
 ROOT = Path(__file__).parent.parent
@@ -258,7 +258,7 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
     """One window of one model: how the prediction does over all heads that rotate."""
     settings = RowSettings(own=window, skip=skip)
     found = checkpoint_rows(moments, [TABLE], settings, model="m")
-    rows = found[TABLE.file]
+    rows = found[TABLE.table]
     rows = rows[rows["prediction"] == Basis.ROTATION]
     if rows.empty:
         return {"heads": 0.0}
@@ -269,7 +269,7 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
         values |= {name: float(measured.mean()), f"{name}_rope": float(predicted.mean())}
         values[f"corr_{name}"] = float(np.corrcoef(measured, predicted)[0, 1])
         values[f"{name}_excess"] = float(rows[f"{name}_excess"].mean())
-        values[f"{name}_error"] = mean_error(found[LAYER_MEANS_CSV], f"{name}_excess")
+        values[f"{name}_error"] = mean_error(found[LAYER_MEANS], f"{name}_excess")
         rows = rows.assign(**{name: measured})
     values["dominated"] = float((classify(rows["r_q"], rows["r_k"]) == POSITION_DOMINATED).mean())
     values["dominated_rope"] = float((rows["category_rope"] == 0).mean())
@@ -299,7 +299,7 @@ def left_out(case: Case) -> list[str]:
     """Which layers have no prediction, at which windows, and why."""
     moments, why = moments_of(case), dict[tuple[Basis, tuple[int, ...]], list[int]]()
     for window in case.windows:
-        rows = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model="m")[TABLE.file]
+        rows = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model="m")[TABLE.table]
         for code, there in rows[rows["prediction"] > Basis.NOTHING_ROTATES].groupby("prediction"):
             why.setdefault((Basis(int(code)), tuple(sorted(set(there["layer"])))), []).append(window)
     said = []

@@ -16,7 +16,7 @@ from rope_alone import CASES, ROOT, Case, fetch, mean_error, moments_of
 from qkscope.lenses.rotation.table import FILE, TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import LAYER_MEANS_CSV
+from qkscope.results.schema import LAYER_MEANS
 
 PAGE = ROOT / "docs/lenses/rotation.md"
 MODELS = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b")
@@ -43,7 +43,7 @@ def rows_of(case: Case, moments: Moments) -> tuple[list[str], list[str]]:
     units, missed = [], []
     for window in case.windows:
         found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=case.name)
-        heads, means = found[FILE], found[LAYER_MEANS_CSV]
+        heads, means = found[FILE], found[LAYER_MEANS]
         who = [case.title, f"{window:,}"]
         units.append(line([*who, *(cell(means, column) for column in UNITS)]))
         negative, total = (heads["drift_cos"] < 0).mean(), heads["bias_total"].mean()

@@ -16,16 +16,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope import Moments
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.kind_of_layer import over_all_heads, with_layer_kind
 from qkscope.lenses.rope.at_rest import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.lenses.views import build_tables
 from qkscope.results.csv_files import csv_text
 from qkscope.results.read import load_results
-from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_replicates
 from qkscope.stats.significance import is_significant
 
@@ -242,7 +241,7 @@ def rope_windows(folder: Path) -> Path:
     if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
         return kept
     rows = []
-    replicates = pd.read_csv(folder / REPLICATES_CSV)
+    replicates = pd.read_csv(folder / REPLICATES)
     for path in moments_files:
         moments = Moments.load(path)
         documents = int(moments.provenance.get("documents") or 0)
@@ -257,7 +256,7 @@ def rope_windows(folder: Path) -> Path:
 def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFrame) -> list[dict[str, object]]:
     """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
     found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
-    every = with_layer_kind(found[TABLE.file].astype({"attention_window": float}))
+    every = with_layer_kind(found[TABLE.table].astype({"attention_window": float}))
     known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
     others = every[~every.index.isin(known.index)]
     why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
@@ -267,7 +266,7 @@ def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFram
     kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
     if len(kinds) == 2:
         del kinds[next(kind for kind in kinds if kind != "all")]
-    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS_CSV]
+    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS]
     return [
         {**left, "layer_kind": kind, "heads": len(rows), **numbers(rows, here, means)} for kind, rows in kinds.items()
     ]

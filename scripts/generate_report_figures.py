@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qkscope.errors import QkscopeError
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.lenses.base import Figure
 from qkscope.report.figures import write_figure
 from qkscope.report.published import PUBLISHED, published_folder

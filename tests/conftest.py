@@ -313,7 +313,7 @@ def grown_page():
 
     def make(folder: Path) -> None:
         from page_study import grow, source
-        from qkscope.lenses.at_window import build_tables
+        from qkscope.lenses.views import build_tables
         from qkscope.page.write import write_page
         from qkscope.results.read import load_results
 
@@ -323,7 +323,7 @@ def grown_page():
     return shared.once("grown_page", make) / "grown"
 
 
-def sketch(_entry, _at):
+def sketch(_entry, _tables, _at):
     """A figure of one line, in place of any other: drawing all takes seconds, most of it for the places of labels."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -10,7 +10,7 @@ import shared
 from families import FAMILIES, tiny, tokens
 from lens_worlds import Silent
 from qkscope.api import capture_moments
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from qkscope.tables.from_moments import analyze_files
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from qkscope.draw import style
 from qkscope.results.read import load_results
+from written import put
 
 STEP = 0.02
 FAR = np.sqrt(3) * STEP  # how far another sample is
@@ -63,10 +64,10 @@ def write_known(folder: Path, *, errors: bool = True, windows: bool = False):
     table.to_csv(folder / "qk.csv", index=False)
     if errors:
         rows = [row for model in MODELS for row in _replicates(model)]
-        pd.DataFrame(rows).to_csv(folder / "replicates.csv", index=False)
+        put(folder, "replicates", pd.DataFrame(rows))
     if windows:
         shorter = table.assign(window=32, r_q=table["r_q"] / 2)
-        pd.concat([shorter, table]).to_csv(folder / "qk_windows.csv", index=False)
+        put(folder, "heads", pd.concat([shorter, table]))
     entries = [{"name": model, "label": model.title()} for model in MODELS]
     (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Known"}, "checkpoints": entries}))
     return load_results(folder)
@@ -78,16 +79,16 @@ def write_layer_means(folder: Path, tables, names, step: float = 0.01):
     Four groups of documents move them up, down, up, down by `step`: the error of a mean over heads is sqrt(3) steps.
     """
     rows = []
-    for stem, table in tables.items():
+    for table in tables.values():
         for (model, layer, window), heads in table.groupby(["model", "layer", "window"]):
             who = {"model": model, "window": window, "layer": layer}
-            tokens = {"table": "", "column": "tokens", "heads": len(heads), "mean": 400}
+            tokens = {"measure": "tokens", "heads_of": "all", "heads": len(heads), "mean": 400}
             rows.append({**who, **tokens, **{f"without_{group}": 300 for group in range(4)}})
             for name in names:
                 mean, known = heads[name].mean(), int(heads[name].notna().sum())
                 without = {f"without_{group}": mean + way * step for group, way in enumerate(WAYS)}
-                rows.append({**who, "table": stem, "column": name, "heads": known, "mean": mean, **without})
-    pd.DataFrame(rows).to_csv(folder / "layer_means.csv", index=False)
+                rows.append({**who, "measure": name, "heads_of": "all", "heads": known, "mean": mean, **without})
+    put(folder, "layer_means", pd.DataFrame(rows))
 
 
 def legend_leaves_room(figure) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import shared
 from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.results.read import load_results
 from qkscope.tables.from_moments import analyze_files

@@ -17,9 +17,10 @@ import pandas as pd
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 import qkscope
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from shared import once
+from written import put
 
 PUBLISHED = Path(qkscope.__file__).parent / "data/published/smollm3-3b"  # the numbers that ship with the package
 N_LAYERS, N_HEADS, N_SAMPLED = 36, 16, 300
@@ -289,9 +290,9 @@ def write_published(folder: Path, *, common: bool = False, windows: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     published_heads().to_csv(folder / "qk.csv", index=False)
     if common:
-        common_heads().to_csv(folder / "qk_common.csv", index=False)
+        put(folder, "components", common_heads())
     if windows:
-        window_heads().to_csv(folder / "qk_windows.csv", index=False)
+        put(folder, "heads", window_heads())
     (folder / "provenance.json").write_text(json.dumps(provenance()), encoding="utf-8")
     return folder
 

@@ -7,7 +7,7 @@ from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import catalogue
 from qkscope.report.charts import draw_chart
 from qkscope.report.published import PUBLISHED
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel
 from qkscope.words.blocks import to_markdown
 
 EVERY_FIGURE = {figure.name: figure for figure in catalogue()}

@@ -12,7 +12,6 @@ from families import tiny
 from qkscope.capture.fingerprint import attention_hashes, count_parameters
 from qkscope.draw import style
 from qkscope.errors import StudyError
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.kind_of_layer import unusual_layers
 from qkscope.results.provenance import CheckpointRecord, shared_attention
 from qkscope.results.read import load_results

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lens_worlds import tables_of
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.report.cards import MOST_WORDS, figure_card
 from qkscope.report.catalogue import drawable
 from qkscope.results.read import load_results

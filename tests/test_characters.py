@@ -18,6 +18,7 @@ from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 from test_documents import byte_tokenizer
+from written import table_of
 
 CHARACTERS = 40
 
@@ -60,10 +61,10 @@ def out(two):
 
 def test_each_tokenizer_has_its_own_window_and_tables_are_over_it(two, out, tmp_path, monkeypatch):
     """Of `abcdab…` 40 characters are 21 tokens under the second tokenizer, of `xyabxy…` 39: 30 on average."""
-    common = pd.read_csv(out / "qk_common.csv")
+    common = table_of(out, "components")
     assert dict(common.groupby("model")["window"].first()) == {"bytes": 40, "pairs": 30}
     assert Moments.load(out / "moments/pairs.safetensors").layout.common == 30
-    assert np.isfinite(pd.read_csv(out / "rotated.csv").query("window == 30")["position_r"]).all()
+    assert np.isfinite(table_of(out, "heads").query("window == 30")["position_r"]).all()
     told = json.loads((out / "provenance.json").read_text())["analysis"]
     assert (told["common_window"], told["common_characters"]) == (None, CHARACTERS)
     # The same numbers as a study that is asked for these tokens outright.

@@ -18,23 +18,23 @@ from lens_worlds import GROUPS, HEADS, tables_of
 from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.categories import classify
 from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.claims.steps import against_keys
-from qkscope.lenses.means import finished_means, joined_means, mean_rows, tokens_row
+from qkscope.lenses.means import mean_rows, means_table, tokens_row
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rotation.table import TABLE as ROTATED
 from qkscope.lenses.rotation.table import averaged, rotated
 from qkscope.lenses.rows import with_errors
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.report.catalogue import catalogue
 from qkscope.report.claims import claims_page
 from qkscope.results.read import Entries, Entry, load_results
-from qkscope.results.schema import LAYER_MEANS_CSV, REPLICATES_CSV
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.results.schema import LAYER_MEANS, REPLICATES
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error
 from qkscope.words.blocks import to_markdown
 from qkscope.words.phrases import plus_minus
@@ -93,33 +93,31 @@ def replicates_of(heads, step):
     return found
 
 
-def means_of(heads, stem, columns, by_category=()):
-    """`layer_means.csv` of a table: {column: step} moves its means up, down, up, down."""
+def means_of(heads, columns, by_category=()):
+    """`layer_means`: {column: step} moves its means up, down, up, down."""
     rows = []
     for (model, layer), here in heads.groupby(["model", "layer"], sort=False):
         who = {"model": model, "window": here["window"].iloc[0], "layer": layer}
         rows.append(
             {
                 **who,
-                "table": "",
-                "column": "tokens",
+                "measure": "tokens",
+                "heads_of": "all",
                 "heads": 2,
                 "mean": 400.0,
                 **{f"without_{g}": 300 for g in range(4)},
             }
         )
         inside = (classify(here["r_q"], here["r_k"]) == "position-dominated").astype(bool)
-        sides = {"": np.ones(len(here), dtype=bool)}
+        sides = {"all": np.ones(len(here), dtype=bool)}
         if by_category:
-            sides |= {" of position-dominated": inside, " of others": ~inside}
+            sides |= {"position-dominated": inside, "others": ~inside}
         for (name, steps), (side, chosen) in itertools.product(columns.items(), sides.items()):
             step = steps.get(side, 0.0) if isinstance(steps, dict) else steps
             values = here.loc[chosen, name].dropna()
             mean = values.mean() if len(values) else np.nan
             without = {f"without_{g}": mean + way * step for g, way in enumerate(WAYS)}
-            rows.append(
-                {**who, "table": stem, "column": f"{name}{side}", "heads": len(values), "mean": mean, **without}
-            )
+            rows.append({**who, "measure": name, "heads_of": side, "heads": len(values), "mean": mean, **without})
     return pd.DataFrame(rows)  # fmt: skip
 
 
@@ -130,8 +128,8 @@ def study(*heads, tables=None, kind=CHECKPOINTS, contexts=None, common=False, sa
         title="t", checkpoints=tuple(Entry(name, name.upper()) for name in names), selected=tuple(names), kind=kind,
         sampled_heads=sampled, same_documents=True,
     )  # fmt: skip
-    return AtWindow(
-        entries, pd.concat(heads, ignore_index=True), registered(), head_tables=tables, contexts=contexts, common=common
+    return WindowView(
+        entries, pd.concat(heads, ignore_index=True), registered(), tables=tables, contexts=contexts, common=common
     )
 
 
@@ -195,8 +193,8 @@ def dominated_study(inside, outside, steps, count=4):
     table = heads.assign(**columns).assign(bias_effect=np.where(chosen, inside, -outside))
     table = table.drop(columns=["r_q", "r_k"]).assign(rotary="rotary")
     with_size = heads.assign(bias_effect_abs=np.where(chosen, inside, outside))
-    means = means_of(with_size, "rotated", {"bias_effect_abs": steps}, by_category=True)
-    return study(heads, tables={ROTATED.file: table, LAYER_MEANS_CSV: means})
+    means = means_of(with_size, {"bias_effect_abs": steps}, by_category=True)
+    return study(heads, tables={ROTATED.name: table, LAYER_MEANS: means})
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def dominated_study(inside, outside, steps, count=4):
 )
 def test_bias_of_position_dominated_heads(inside, outside, step, expected):
     """Sizes 2 and 1; documents move the first side alone by the root of 3 steps."""
-    row = asked("bias_of_dominated", dominated_study(inside, outside, {" of position-dominated": step})).iloc[0]
+    row = asked("bias_of_dominated", dominated_study(inside, outside, {"position-dominated": step})).iloc[0]
     assert row["value"] == pytest.approx(inside - outside)
     assert row["value_se"] == pytest.approx(FAR * step)
     assert row["population"] == "all heads"
@@ -214,7 +212,7 @@ def test_bias_of_position_dominated_heads(inside, outside, step, expected):
 
 
 def test_what_documents_do_to_both_sides_cancels():
-    steps = {" of position-dominated": 0.3, " of others": 0.3}
+    steps = {"position-dominated": 0.3, "others": 0.3}
     row = asked("bias_of_dominated", dominated_study(2.0, 1.0, steps)).iloc[0]
     assert row["value_se"] == pytest.approx(0.0, abs=1e-12)
     assert row["verdict"] == SUPPORTED
@@ -267,10 +265,10 @@ def test_the_product_of_both_drifts(interaction, step, expected):
     columns = dict.fromkeys(ROTATED.names, 0.1) | {"bias_total": 1.0, "bias_window": 64.0, "interaction_total": size}
     table = heads.drop(columns=["r_q", "r_k"]).assign(**columns)
     means = means_of(
-        heads.assign(interaction_share=interaction), "rotated",
-        {"interaction_share": {" of position-dominated": step}}, by_category=True,
+        heads.assign(interaction_share=interaction),
+        {"interaction_share": {"position-dominated": step}}, by_category=True,
     )  # fmt: skip
-    row = asked("by_interaction", study(heads, tables={ROTATED.file: table, LAYER_MEANS_CSV: means})).iloc[0]
+    row = asked("by_interaction", study(heads, tables={ROTATED.name: table, LAYER_MEANS: means})).iloc[0]
     assert row["value"] == pytest.approx(interaction - 0.5)
     assert row["value_se"] == pytest.approx(FAR * step)
     assert row["verdict"] == expected
@@ -278,7 +276,7 @@ def test_the_product_of_both_drifts(interaction, step, expected):
 
 def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
     """Brute force: rotate every replicate, and average the heads of either side."""
-    rng, t, file = np.random.default_rng(0), np.arange(64)[:, None] / 64 * np.eye(6)[0], "rotated"
+    rng, t = np.random.default_rng(0), np.arange(64)[:, None] / 64 * np.eye(6)[0]
     facts = [LayerFacts(layer, HEADS, 2, 6, rotary="rotary") for layer in range(2)]
     moments, found = Moments(capture_layout(64, buckets=4, groups=GROUPS), facts), []
     for layer in range(2):
@@ -287,8 +285,8 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
         moments.add(layer, q, k + 12 * t, groups=list(range(GROUPS)))
         sums = layer_sums(moments, layer, range(HEADS), components=2)
         rows = [tokens_row(sums), *mean_rows(ROTATED, sums, *with_errors(ROTATED, sums))]
-        found.append(joined_means(rows, layer))
-    table = finished_means({64: found}, "m").set_index(["layer", "table", "column"])
+        found.append((64, layer, rows))
+    table = means_table(found, "m").set_index(["layer", "measure", "heads_of"])
     sides = set()
     for layer in range(2):
         sums = layer_sums(moments, layer, range(HEADS), components=2)
@@ -297,7 +295,7 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
             ("position-dominated", category == "position-dominated"),
             ("others", category != "position-dominated"),
         ):
-            row = table.loc[(layer, file, f"bias_effect_abs of {side}")]
+            row = table.loc[(layer, "bias_effect_abs", side)]
             assert row["heads"] == inside.sum()
             sides |= {side} if inside.any() else set()
             for group in range(GROUPS):
@@ -310,7 +308,7 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
 def leaning(r_k, advantage, error=0.1, layers=4):
     heads = heads_of("m", 0.9, np.reshape(r_k, (layers, 2)), layers=layers)
     scores = heads[["model", "layer", "head", "window"]].assign(late_advantage=advantage, late_advantage_se=error)
-    return study(heads, tables={"score.csv": scores})
+    return study(heads, tables={"score": scores})
 
 
 def test_signs_agree_only_beyond_what_their_margins_give():
@@ -338,7 +336,7 @@ def test_signs_agree_only_beyond_what_their_margins_give():
 def test_claims_are_about_one_layer_type():
     """NoPE layers alone would turn each of these round: rotary heads count."""
     heads = heads_of("m", [0.8, 0.8, 0.1, 0.8, 0.8, 0.1], [0.5, 0.5, 0.99, 0.5, 0.5, 0.01], layers=6, nope=(2, 5))
-    at = study(heads, tables={REPLICATES_CSV: replicates_of(heads, 0.01)})
+    at = study(heads, tables={REPLICATES: replicates_of(heads, 0.01)})
     row = asked("keys_vary", at).iloc[0]
     assert row["population"] == "rotary layers"
     assert row["value"] == pytest.approx(0.0)  # over all layers keys would vary more
@@ -348,8 +346,8 @@ def test_claims_are_about_one_layer_type():
     chosen, nope = heads["r_q"] > 0.7, heads["rotary"] == "nope"
     size = np.where(nope, 0.0, np.where(chosen, 1.0, 2.0))
     table = heads.assign(**dict.fromkeys(ROTATED.names, 0.1)).assign(bias_effect=size).drop(columns=["r_q", "r_k"])
-    means = means_of(heads.assign(bias_effect_abs=size), "rotated", {"bias_effect_abs": 0.01}, by_category=True)
-    row = asked("bias_of_dominated", study(heads, tables={ROTATED.file: table, LAYER_MEANS_CSV: means})).iloc[0]
+    means = means_of(heads.assign(bias_effect_abs=size), {"bias_effect_abs": 0.01}, by_category=True)
+    row = asked("bias_of_dominated", study(heads, tables={ROTATED.name: table, LAYER_MEANS: means})).iloc[0]
     assert row["value"] == pytest.approx(-1.0)  # against all others it would be 1 - 1 = 0
     assert row["verdict"] == CONTRADICTED
 
@@ -357,7 +355,7 @@ def test_claims_are_about_one_layer_type():
 def test_a_change_that_the_common_window_contradicts_is_not_supported():
     own, names = training(0.2, 0.5, 0.5, queries=(0.5, 0.6, 0.8)), ("c0", "c1", "c2")
     parts = [heads_of(name, r_q, 0.5) for name, r_q in zip(names, (0.5, 0.6, 0.4), strict=True)]
-    tables = {REPLICATES_CSV: pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)}
+    tables = {REPLICATES: pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)}
     contexts = dict(zip(names, (64.0, 64.0, 128.0), strict=True))
     common = study(*parts, tables=tables, contexts=contexts, common=True)
     assert verdict("queries_stronger", own) == SUPPORTED
@@ -379,7 +377,7 @@ def test_a_change_that_the_common_window_contradicts_is_not_supported():
 def test_early_layers_by_hand(early, late, step, expected):
     """Ten layers: depths 0 to 0.33 are the first three tenths and one of ten more; every r moves with the documents."""
     heads = heads_of("m", 0.9, [early] * 3 + [0.6] * 4 + [late] * 3, layers=10)
-    row = asked("early_keys", study(heads, tables={REPLICATES_CSV: replicates_of(heads, step)})).iloc[0]
+    row = asked("early_keys", study(heads, tables={REPLICATES: replicates_of(heads, step)})).iloc[0]
     assert row["value"] == pytest.approx(early - late)
     drawn = [moved(early, way * FAR * step) - moved(late, way * FAR * step) for way in WAYS]
     assert row["value_se"] == pytest.approx(np.std(drawn), rel=1e-4)
@@ -389,7 +387,7 @@ def test_early_layers_by_hand(early, late, step, expected):
 def test_early_layers_are_compared_within_the_kind_that_has_most_heads():
     heads = heads_of("m", 0.9, [0.8] * 5 + [0.4] * 5, layers=10, nope=(0, 9))
     heads.loc[heads["rotary"] == "nope", "r_k"] = [0.0, 0.0, 0.99, 0.99]  # NoPE alone would say the opposite
-    row = asked("early_keys", study(heads, tables={REPLICATES_CSV: replicates_of(heads, 0.01)})).iloc[0]
+    row = asked("early_keys", study(heads, tables={REPLICATES: replicates_of(heads, 0.01)})).iloc[0]
     assert row["value"] == pytest.approx(0.4)
     assert "(rotary layers)" in row["found"]
 
@@ -402,7 +400,7 @@ def test_one_layer_has_no_early_and_late():
 @pytest.mark.parametrize(("gap", "expected"), [(0.02, SUPPORTED), (0.3, CONTRADICTED), (0.1, NOT_SIGNIFICANT)])
 def test_no_gradient_means_less_than_a_tenth(gap, expected):
     heads = heads_of("m", [0.6 + gap] * 3 + [0.6] * 7, 0.5, layers=10)
-    row = asked("even_queries", study(heads, tables={REPLICATES_CSV: replicates_of(heads, 0.02)})).iloc[0]
+    row = asked("even_queries", study(heads, tables={REPLICATES: replicates_of(heads, 0.02)})).iloc[0]
     assert row["value"] == pytest.approx(0.1 - gap)
     assert row["verdict"] == expected
 
@@ -417,7 +415,7 @@ def test_no_gradient_means_less_than_a_tenth(gap, expected):
 )
 def test_keys_vary_more_over_layers(queries, keys, steps, expected):
     heads = heads_of("m", queries, keys)
-    row = asked("keys_vary", study(heads, tables={REPLICATES_CSV: replicates_of(heads, steps)})).iloc[0]
+    row = asked("keys_vary", study(heads, tables={REPLICATES: replicates_of(heads, steps)})).iloc[0]
     assert row["value"] == pytest.approx(np.std(keys) - np.std(queries))
     by = steps if isinstance(steps, tuple) else (steps, steps)
     drawn = [np.std(moved(np.array(keys), w * FAR * by[1])) - np.std(moved(np.array(queries), w * FAR * by[0]))
@@ -430,7 +428,7 @@ def test_keys_vary_more_over_layers(queries, keys, steps, expected):
 def test_nope_layers_have_lower_r_q():
     for nope, rotary, expected in ((0.3, 0.8, SUPPORTED), (0.8, 0.3, CONTRADICTED)):
         heads = heads_of("m", [rotary, nope, rotary, nope], 0.5, nope=(1, 3))
-        at = study(heads, tables={REPLICATES_CSV: replicates_of(heads, 0.01)})
+        at = study(heads, tables={REPLICATES: replicates_of(heads, 0.01)})
         assert asked("nope_less", at)["value"].iloc[0] == pytest.approx(rotary - nope)
         assert verdict("nope_less", at) == expected
     assert verdict("nope_less", study(heads_of("m", 0.5, 0.5))) == UNDECIDED
@@ -445,7 +443,7 @@ def training(*keys, queries=(0.6, 0.7, 0.8), contexts=(64, 64, 128), step=0.01, 
              for i, (q, k, context) in enumerate(zip(queries, keys, contexts, strict=True))]  # fmt: skip
     steps = step if isinstance(step, list) else [step] * 3
     found = [replicates_of(part, each) for part, each in zip(parts, steps, strict=True)]
-    return study(*parts, tables={REPLICATES_CSV: pd.concat(found, ignore_index=True)}, **options)
+    return study(*parts, tables={REPLICATES: pd.concat(found, ignore_index=True)}, **options)
 
 
 def test_long_context_training_is_the_way_from_the_last_short_checkpoint_to_the_last():
@@ -474,7 +472,7 @@ def test_at_the_common_window_the_own_contexts_tell_where_the_context_grows():
     at = training(0.2, 0.8, 0.5, contexts=(64, 64, 64))
     assert verdict("keys_weaker", at) == UNDECIDED
     parts = [heads_of(name, 0.7, r_k) for name, r_k in zip(contexts, (0.2, 0.8, 0.5), strict=True)]
-    tables = {REPLICATES_CSV: pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)}
+    tables = {REPLICATES: pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)}
     assert verdict("keys_weaker", study(*parts, tables=tables, contexts=contexts, common=True)) == SUPPORTED
 
 
@@ -511,10 +509,10 @@ def scored(query_shares, keys, step=0.01, **options):
         score_sd=1.0,
         score_sd_scaled=1.0,
     )
-    means = means_of(shares, "score", {"query_share": step})
+    means = means_of(shares, {"query_share": step})
     table = shares.drop(columns=["r_q", "r_k", "explained_variance"])
-    tables = {"score.csv": table, LAYER_MEANS_CSV: means}
-    tables[REPLICATES_CSV] = pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)
+    tables = {"score": table, LAYER_MEANS: means}
+    tables[REPLICATES] = pd.concat([replicates_of(part, 0.01) for part in parts], ignore_index=True)
     return study(*parts, tables=tables, **options)  # fmt: skip
 
 
@@ -524,7 +522,7 @@ def test_keys_that_are_freed_for_content():
         assert row["value"] == pytest.approx(shares[2] - shares[1])
         assert row["verdict"] == expected
     assert verdict("query_part_grows", scored((0.3, 0.3, 0.6), (0.2, 0.5, 0.8))) == UNDECIDED  # r_k rises
-    assert "score.csv is not among" in asked("query_part_grows", training(0.2, 0.8, 0.5))["why"].iloc[0]
+    assert "score is not among" in asked("query_part_grows", training(0.2, 0.8, 0.5))["why"].iloc[0]
 
 
 def test_head_by_head_with_its_error_over_key_heads():
@@ -590,14 +588,14 @@ def test_keys_change_more_over_training():
 def test_what_rope_alone_gives(predicted, excess, step, expected):
     heads = heads_of("m", predicted + excess, 0.4)
     table = heads.assign(r_q_rope=predicted, r_q_excess=excess, r_k_rope=0.1, r_k_excess=0.1)
-    means = means_of(table, "rope", {"r_q_rope": step, "r_q_excess": 0.0})
-    at = study(heads, tables={"rope.csv": table.drop(columns=["r_q", "r_k"]), LAYER_MEANS_CSV: means})
+    means = means_of(table, {"r_q_rope": step, "r_q_excess": 0.0})
+    at = study(heads, tables={"rope": table.drop(columns=["r_q", "r_k"]), LAYER_MEANS: means})
     row = asked("rope_structure", at).iloc[0]
     assert row["value"] == pytest.approx(predicted - excess)
     assert row["value_se"] == pytest.approx(FAR * step)
     assert row["verdict"] == expected
     none = table.assign(r_q_rope=np.nan, r_q_excess=np.nan).drop(columns=["r_q", "r_k"])
-    assert verdict("rope_structure", study(heads, tables={"rope.csv": none, LAYER_MEANS_CSV: means})) == UNDECIDED
+    assert verdict("rope_structure", study(heads, tables={"rope": none, LAYER_MEANS: means})) == UNDECIDED
 
 
 def test_what_no_table_can_answer_says_so():
@@ -641,7 +639,7 @@ def test_results_from_a_table_alone_say_what_is_missing(tmp_path):
 @pytest.mark.slow
 def test_the_page_of_claims_has_each_verdict_and_number_of_the_table(run):
     page = to_markdown(claims_page(run)).replace("\\", "")
-    for at in run.choices():
+    for at in run.views():
         for row in at.table("claims").itertuples():
             if row.claim in ("queries_stronger", "keys_weaker") and row.verdict != UNDECIDED:
                 (line,) = [each for each in page.splitlines() if BY_NAME[row.claim].statistic in each]

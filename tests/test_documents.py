@@ -28,7 +28,6 @@ from qkscope.documents.encode import Encoder
 from qkscope.documents.sources import read_documents
 from qkscope.documents.tokens import Choice, batches, group_of, survey
 from qkscope.errors import DocumentError, InputError, QkscopeWarning, StorageError
-from qkscope.lenses.position import DOUBLINGS
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.run.execute import run_study
@@ -586,7 +585,7 @@ def test_a_window_within_which_all_documents_are_alike_is_reported(checkpoints):
     moments = qkscope.capture_moments(model, windows)
     assert (qkscope.analyze(moments, components=2)["r_q_se"] > 0).all()
     with pytest.warns(QkscopeWarning, match=r"standard errors are 0 in .*r_q_se \(16 heads\)"):
-        checkpoint_rows(moments, [DOUBLINGS], RowSettings(), model="model")
+        checkpoint_rows(moments, [LEADING], RowSettings(), model="model")
 
 
 def test_texts_that_all_begin_alike_have_errors(checkpoints):

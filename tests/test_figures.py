@@ -23,7 +23,7 @@ from matplotlib.text import Text
 
 from published_table import LABELS, NASTY, PHASES, SELECTED, invented, published_heads, read
 from qkscope.draw import style
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.report.figures import write_figure, write_figures
 from qkscope.results.entries import Entries
 from qkscope.results.read import load_results

@@ -23,7 +23,6 @@ import study_texts
 from findings_numbers import Number, Place, Tables
 
 from qkscope.lenses.draws import drawn_correlations, replicated
-from qkscope.lenses.position import REPLICATES
 from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import capture_layout
@@ -339,14 +338,14 @@ def test_predictions_at_a_window_are_those_of_the_heads_with_the_error_of_their_
     """The mean over heads against the rows themselves; errors of r against draws of these heads, made by hand."""
     q, k = heads(1, length=64)
     moments = capture(HALVES, q, k, layout=capture_layout(64, buckets=8, groups=5, common=16))
-    found = checkpoint_rows(moments, [ROPE, REPLICATES], RowSettings(own=32), model="m")
-    predicted, replicates = found[ROPE.file], found[REPLICATES.file]
+    found = checkpoint_rows(moments, [ROPE, LEADING], RowSettings(own=32), model="m")
+    predicted, replicates = found["heads"], found["replicates"]
     (row,) = study_tables.at_window(moments, "m", 32, replicates)
     here = replicates.query("window == 32")
     assert row["r_q"] == pytest.approx(here["r_q"].mean())
     assert row["r_q_rope"] == pytest.approx(predicted["r_q_rope"].mean())
     assert row["r_q_excess"] == pytest.approx(here["r_q"].mean() - predicted["r_q_rope"].mean())
-    assert row["r_q_rope_se"] == pytest.approx(rope_alone.mean_error(found["layer_means.csv"], "r_q_rope"))
+    assert row["r_q_rope_se"] == pytest.approx(rope_alone.mean_error(found["layer_means"], "r_q_rope"))
     pairs = [(here[n].to_numpy(), replicated(here, n, [*range(5)])) for n in ("r_q", "r_k")]
     drawn = drawn_correlations(*pairs, [here["n_q"].sum() - here[f"n_q_without_{group}"].sum() for group in range(5)])
     for name, draws in zip(("r_q", "r_k"), drawn, strict=True):

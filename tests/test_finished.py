@@ -18,6 +18,7 @@ from qkscope.run.plan import make_plan
 from qkscope.run.status import read_status
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_folder
+from written import table_of
 
 OVERWRITE = CaptureOptions(overwrite=True)
 
@@ -82,7 +83,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
         assert set(used["window"]) == {128}
         for column in ("r_q", "r_k", "explained_variance", "n_q"):
             np.testing.assert_allclose(used[column], made[column], atol=1e-6, rtol=0)
-    assert sorted(set(pd.read_csv(out / "qk_windows.csv")["window"])) == [16, 32, 64, 128]
+    assert sorted(set(table_of(out, "heads")["window"])) == [16, 32, 64, 128]
     (origin,) = json.loads((out / "provenance.json").read_text())["checkpoints"]
     assert (origin["context"], origin["captured_context"], origin["tokens"]) == (128, 256, 6 * 128)
     assert [(each.done, each.shards) for each in read_status(out).checkpoints] == [(1, 1)]

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from qkscope.documents.sources import read_documents
 from qkscope.errors import DocumentError, MomentsFileError, QkscopeError, StudyError, TableError
-from qkscope.lenses.at_window import build_tables, write_tables
 from qkscope.lenses.position import qk_table
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.moments.moments import Moments
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_pieces
+from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
 
 from published_table import invented
-from qkscope.lenses.at_window import build_tables, write_tables
-from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_pieces
 from qkscope.lenses.taxonomy import with_category
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.results.read import load_results
+from written import put
 
 LABELS = {"b": "first", "a": "second", "c": "third"}  # the order of training, not of the alphabet
 # r_q of two heads at each checkpoint; r_k is 0.9 throughout: above 0.7 position-dominated, below 0.3 K-positional.
@@ -116,7 +118,7 @@ def test_both_windows_have_a_list_with_the_measures_at_that_window(tmp_path):
 
     key = results.heads[["model", "layer", "head"]]
     rows = [key.assign(window=window, **dict.fromkeys(TABLE.names, window / 64)) for window in (64, 16)]
-    pd.concat(rows).to_csv(tmp_path / TABLE.file, index=False)
+    put(tmp_path, "heads", pd.concat(rows))
     write_tables(build_tables(load_results(tmp_path)), tmp_path)
     for name, window in (("heads.csv", 64), ("heads_common.csv", 16)):
         table = pd.read_csv(tmp_path / "tables" / name)

@@ -14,8 +14,7 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.base import Judged
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.means import LensPanel
-from qkscope.lenses.position import OWN, REPLICATES, judge, qk_table
+from qkscope.lenses.position import OWN, judge, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import Replication, layer_sums
 from qkscope.moments.layout import Layout
@@ -28,7 +27,7 @@ from qkscope.stats.jackknife import (
     quantile,
     scaled_replicates,
 )
-from qkscope.stats.noise import HeadPanel
+from qkscope.stats.means import HeadPanel, LayerMeans
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -289,12 +288,12 @@ def test_replicates_are_the_sums_without_a_group():
 
 def panel_of(seeds=(0,)):
     """A study of checkpoints with equal groups, and its tables."""
-    tables = (OWN, replace(REPLICATES, windows="own"))
+    tables = (OWN, replace(LEADING, windows="own"))
     parts = [
         checkpoint_rows(moments_of(*vectors(seed), groups=GROUP_OF), tables, RowSettings(), model=f"m{seed}")
         for seed in seeds
     ]
-    heads, replicates = (pd.concat([part[t.file] for part in parts], ignore_index=True) for t in tables)
+    heads, replicates = (pd.concat([part[name] for part in parts], ignore_index=True) for name in ("qk", "replicates"))
     heads = heads[heads["pc"] == 0].reset_index(drop=True)
     panel = HeadPanel(heads, True, list(drawn_heads(heads, replicates)), sampled=False)
     return panel, replicates
@@ -376,14 +375,14 @@ def test_a_layer_counts_by_its_heads():
     """Layers of one and of nine heads: 0.1 of the first layer's replicates, 0.9 of the second's."""
     without = {0: [1.0, 2.0, 3.0, 4.0], 1: [10.0, 30.0, 20.0, 40.0]}
     rows = [
-        {"model": "a", "window": 8, "layer": layer, "table": "norms", "column": "x", "heads": heads, "mean": 0.0}
+        {"model": "a", "window": 8, "layer": layer, "measure": "x", "heads_of": "all", "heads": heads, "mean": 0.0}
         | {f"without_{g}": value for g, value in enumerate(without[layer])}
         for layer, heads in ((0, 1), (1, 9))
     ]
-    tokens = {"model": "a", "window": 8, "layer": 0, "table": "", "column": "tokens", "heads": 1, "mean": 400.0}
+    tokens = {"model": "a", "window": 8, "layer": 0, "measure": "tokens", "heads_of": "all", "heads": 1, "mean": 400.0}
     tokens |= {f"without_{g}": 300.0 for g in range(4)}
     heads = pd.DataFrame({"model": "a", "layer": [0] + [1] * 9, "head": [0, *range(9)], "x": 0.0})
-    panel = LensPanel(heads, True, pd.DataFrame([*rows, tokens]), file="norms.csv", sampled=False)
+    panel = HeadPanel(heads, True, layer_means=LayerMeans(pd.DataFrame([*rows, tokens])), sampled=False)
     expected = 0.1 * np.array(without[0]) + 0.9 * np.array(without[1])
     assert panel.error("x", "a") == pytest.approx(float(jackknife_error(0.0, expected, np.ones(4))), rel=1e-9)
 
@@ -407,7 +406,7 @@ def test_the_population_has_the_numbers_that_follow_from_its_definition():
     """2000 documents are 62 samples: errors are 8 times as small as those of one."""
     rng = np.random.default_rng(5)
     parts = (errors_population.drawn_documents(rng, 500) for _ in range(4))
-    found = errors_simulated.tables(parts)[OWN.file]
+    found = errors_simulated.tables(parts)[OWN.table]
     for name, rows in found.groupby("model"):
         true = errors_population.truth(name)
         for column in NUMBERS:

@@ -17,8 +17,9 @@ from qkscope.join.published import load_published_models, published_scores
 from qkscope.join.table import join
 from qkscope.join.text import join_card, terminal_lines
 from qkscope.join.write import JoinRequest, join_scores
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 from qkscope.words.blocks import to_markdown
+from written import put
 
 
 def write_models(folder, hashes):
@@ -96,7 +97,7 @@ def mixed(tmp_path):
     columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k", "window", "rotary", "attention"]
     table = pd.DataFrame(rows, columns=[*columns, "attention_window"])
     table[table["window"] == 128].to_csv(tmp_path / "qk.csv", index=False)
-    table.to_csv(tmp_path / "qk_windows.csv", index=False)
+    put(tmp_path, "heads", table)
     return tmp_path
 
 

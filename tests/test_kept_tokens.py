@@ -90,7 +90,7 @@ def axes_by_hand(where, vectors):
 
 
 def rows_of(results, layer, head):
-    table = pd.read_csv(results / "sample.csv")
+    table = table_of(results, "tokens")
     return table[(table["layer"] == layer) & (table["head"] == head)].reset_index(drop=True)
 
 
@@ -288,7 +288,7 @@ def test_tokens_whose_texts_were_not_kept_are_named_by_their_place(kept_tokens, 
     copy = tmp_path / "copy"
     shutil.copytree(kept_tokens, copy)
     table = pd.read_csv(copy / "sample.csv", keep_default_na=False)
-    table.assign(text="").to_csv(copy / "sample.csv", index=False)
+    put(copy, "tokens", table.assign(text=""))
     assert main(["report", str(copy), "--no-figures"]) == 0
     _, document, position = farthest_by_hand(rows_of(kept_tokens, 0, 1), "pc0", "pc1")[0]
     with visit(copy / "report.html", "#head=0.1") as page:

@@ -13,7 +13,7 @@ from qkscope.api import capture_moments
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.kinds import Architecture, kind_sentence, require_kind
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
@@ -202,7 +202,7 @@ def results_of(folder, kind, contexts=(128, 128)):
     table = pd.DataFrame(rows, columns=columns)
     table.to_csv(folder / "qk.csv", index=False)
     if contexts[0] != contexts[1]:
-        table.assign(window=min(contexts)).to_csv(folder / "qk_common.csv", index=False)
+        put(folder, "components", table.assign(window=min(contexts)))
     pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]).to_csv(
         folder / "qk_windows.csv", index=False
     )

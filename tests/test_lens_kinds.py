@@ -10,12 +10,12 @@ from qkscope import Moments
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.base import HeadTable, Measure
-from qkscope.lenses.means import TOKENS, LensPanel
+from qkscope.lenses.means import TOKENS
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.stats.jackknife import jackknife_error
-from qkscope.stats.noise import Part
+from qkscope.stats.means import TOKENS, HeadPanel, LayerMeans, Part
 from qkscope.tables.parts import TablePart, require_same_columns
 from test_measures import FACTS, GROUPS, LAYOUT, captured, vectors
 
@@ -29,16 +29,16 @@ def bucket_mean(sums):
 
 
 BY_BUCKET = HeadTable(
-    "by_bucket.csv",
+    "by_bucket",
     (Measure("first", "First coordinate."), Measure("tokens_q", "Queries.", error=None)),
     bucket_mean,
     across="bucket",
     detail=True,
     holds_fixed=WITHIN,
 )
-BY_HEAD = HeadTable("by_head.csv", (Measure("first", "First."),), lambda sums: {"first": sums.q.mean_x[:, 0]})
+BY_HEAD = HeadTable("by_head", (Measure("first", "First."),), lambda sums: {"first": sums.q.mean_x[:, 0]})
 BY_LAYER = HeadTable(
-    "by_layer.csv",
+    "by_layer",
     (Measure("all_heads", "Mean."),),
     lambda sums: {"all_heads": sums.q_buckets.mean_x[:, :, 0].mean(axis=0)[None]},
     across="bucket",
@@ -109,19 +109,18 @@ def test_what_was_not_summed_before_rotation_is_none():
     assert layer_sums(unknown, 0, [0]).q_before is None
 
 
-def test_a_table_over_buckets_has_a_row_for_each_and_says_what_is_fixed():
+def test_a_table_over_buckets_has_a_row_for_each():
     tables = checkpoint_rows(captured(Q, K), [BY_BUCKET, BY_LAYER, BY_HEAD], RowSettings(common=16), model="m")
-    table = tables["by_bucket.csv"]
+    table = tables["buckets"]
     own = table[table["window"] == 64]
     assert list(own["bucket"][:10]) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]
-    assert set(table["errors"]) == {f"jackknife, {WITHIN} fixed"}
     value = own[(own["head"] == 1) & (own["bucket"] == 3)].iloc[0]
     v, _ = in_bucket(Q, 1, 3)
     assert value["first"] == pytest.approx(v[:, 0].mean(), abs=1e-9)
     replicates = [in_bucket(Q, 1, 3, set(range(5)) - {g})[0][:, 0].mean() for g in range(5)]
     sizes = [GROUPS.count(g) for g in range(5)]  # of the window: every row is as long
     assert value["first_se"] == pytest.approx(jackknife_error(v[:, 0].mean(), replicates, sizes), rel=1e-4)
-    layer = tables["by_layer.csv"]
+    layer = tables["layer_buckets"]
     assert not {"head", "kv_head"} & set(layer.columns)
     np.testing.assert_allclose(
         layer[layer["window"] == 64]["all_heads"], own.groupby("bucket")["first"].mean(), atol=1e-12
@@ -131,7 +130,7 @@ def test_a_table_over_buckets_has_a_row_for_each_and_says_what_is_fixed():
 
 def test_without_detail_tables_with_many_rows_are_not_made():
     tables = checkpoint_rows(captured(Q, K), [BY_BUCKET, BY_HEAD], RowSettings(detail=False), model="m")
-    assert set(tables) == {"by_head.csv", "layer_means.csv"}
+    assert set(tables) == {"heads", "layer_means"}
 
 
 def test_errors_of_means_over_heads_are_those_of_the_means_recomputed_without_each_group():
@@ -139,9 +138,9 @@ def test_errors_of_means_over_heads_are_those_of_the_means_recomputed_without_ea
     moments.add(0, Q, K, groups=GROUPS)
     moments.add(1, 2 * Q, K, groups=GROUPS)
     tables = checkpoint_rows(moments, [BY_HEAD], RowSettings(), model="m")
-    means, heads = tables["layer_means.csv"], tables["by_head.csv"]
-    assert list(means[means["column"] == TOKENS]["mean"]) == [len(GROUPS) * 64] * 2
-    panel = LensPanel(heads, same_heads=True, means=means, file="by_head.csv", sampled=False)
+    means, heads = tables["layer_means"], tables["heads"]
+    assert list(means[means["measure"] == TOKENS]["mean"]) == [len(GROUPS) * 64] * 2
+    panel = HeadPanel(heads, same_heads=True, layer_means=LayerMeans(means), sampled=False)
     every = np.concatenate([Q, 2 * Q], axis=1)[..., 0].mean(axis=(1, 2))  # of each document: both layers, all heads
     sizes = [GROUPS.count(g) for g in range(5)]
     without = [every[[i for i, of in enumerate(GROUPS) if of != g]].mean() for g in range(5)]
@@ -161,7 +160,7 @@ def test_checkpoints_with_other_columns_are_refused(tmp_path):
 
 def test_a_wrong_shape_names_the_table_and_the_column():
     wrong = replace(BY_HEAD, rows=lambda sums: {"first": np.zeros(7)})
-    with pytest.raises(ValueError, match=r"by_head.csv: column 'first' has shape \(7,\) for 4 heads"):
+    with pytest.raises(ValueError, match=r"by_head: measure 'first' has shape \(7,\) for 4 heads"):
         checkpoint_rows(captured(Q, K), [wrong], RowSettings(), model="m")
 
 
@@ -169,6 +168,6 @@ def test_a_panel_without_means_has_no_error_over_documents():
     heads = pd.DataFrame(
         {"model": "m", "layer": 0, "head": [0, 1, 2], "kv_head": 0, "depth": 0.0, "first": [1.0, 2, 3]}
     )
-    panel = LensPanel(heads, same_heads=True, means=None, file="by_head.csv")
+    panel = HeadPanel(heads, same_heads=True)
     assert not panel.knows_documents
     assert np.isnan(panel.error("first", "m"))

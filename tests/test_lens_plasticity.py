@@ -14,11 +14,8 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity.grid import cells_of, part_grid
 from qkscope.lenses.plasticity.products import plasticity_of
 from qkscope.lenses.plasticity.table import (
-    FILE,
     MAP,
-    MAP_FILE,
     PROFILE,
-    PROFILE_FILE,
     TABLE,
     distance_map,
     plasticity,
@@ -427,14 +424,12 @@ def test_the_profile_has_a_row_per_part_and_gives_the_whole():
     q, k = vectors()
     moments = captured(q, k)
     rows = checkpoint_rows(moments, [TABLE, PROFILE, MAP], RowSettings(common=16), model="m")
-    parts = rows[PROFILE_FILE]
-    assert set(rows[FILE]["estimator"]) == {"closed form"}
-    assert set(rows[FILE]["errors"]) == {"jackknife, first order"}
+    parts = rows[PROFILE.table]
     own = parts[(parts["window"] == 64) & (parts["head"] == 2)]
     assert own["position"].tolist() == [0, 2, *(5.5 + 4 * i for i in range(15))]
     assert own["n_q"].tolist() == [7, 21, *[28] * 15]
     assert own["ap"].isna().tolist() == [True, True, *[False] * 15]
-    whole = rows[FILE].set_index(["head", "window"])
+    whole = rows[TABLE.table].set_index(["head", "window"])
     assert np.average(own["ap"][2:], weights=own["n_q"][2:]) == pytest.approx(whole.loc[(2, 64), "ap"])
     common = parts[(parts["window"] == 16) & (parts["head"] == 2)]  # four buckets, in sixteen parts
     assert whole.loc[(2, 16), "ap_buckets"] == 4
@@ -468,7 +463,7 @@ def test_errors_are_those_of_means_and_of_the_mean_covariance_without_each_group
     moments = Moments(Layout(longer, 5), [FACTS])
     moments.add(0, *(x if squares else np.concatenate([x, x], axis=2) for x in (q, k)), groups=GROUPS)
     settings = RowSettings(own=LENGTH, skip=skip)
-    rows = checkpoint_rows(moments, [TABLE], settings, model="m")[FILE].set_index("head")
+    rows = checkpoint_rows(moments, [TABLE], settings, model="m")[TABLE.table].set_index("head")
     assert set(rows["errors"]) == {"jackknife, first order" if squares else "jackknife, covariances fixed"}
     parts = [part for part in cuts(edges) if part[0] >= skip]
 
@@ -507,7 +502,7 @@ def test_fewer_than_four_groups_have_no_error_and_the_reason_is_said():
     q, k = vectors()
     moments = captured(q, k, [0, 0, 1, 1, 2, 2, 2], capture_layout(LENGTH, buckets=16, groups=3))
     rows = checkpoint_rows(moments, [TABLE, PROFILE, MAP], RowSettings(), model="m")
-    assert rows[FILE]["ap"].notna().all()
-    assert rows[FILE]["ap_se"].isna().all()
-    assert rows[MAP_FILE]["ap_se"].isna().all()
-    assert set(rows[FILE]["errors"]) == {"none: 3 document groups, fewer than 4"}
+    assert rows[TABLE.table]["ap"].notna().all()
+    assert rows[TABLE.table]["ap_se"].isna().all()
+    assert rows[MAP.table]["ap_se"].isna().all()
+    assert set(rows[TABLE.table]["errors"]) == {"none: 3 document groups, fewer than 4"}

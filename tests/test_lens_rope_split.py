@@ -8,7 +8,6 @@ import pytest
 
 from qkscope.layers import Rotation
 from qkscope.lenses.kind_of_layer import kind_name
-from qkscope.lenses.position import REPLICATES
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split import shapley, together
 from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
@@ -77,9 +76,7 @@ def entry(folder, name, rotation, seed, context, *, record=SAME, of=None, groups
 def study(parts, **changes):
     entries = tuple(each for _, each in parts)
     tables = [
-        checkpoint_rows(moments, [REPLICATES], RowSettings(own=each.window, common=16), model=each.name)[
-            REPLICATES.file
-        ]
+        checkpoint_rows(moments, [LEADING], RowSettings(own=each.window, common=16), model=each.name)["replicates"]
         for moments, each in parts
     ]
     return StudySums(
@@ -192,7 +189,7 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
 
     measured, predicted = [], []
     for (moments, each), seed, rotation in ((parts[1], 2, OLD), (parts[2], 3, NEW)):
-        replicates = checkpoint_rows(moments, [REPLICATES], RowSettings(), model="m")[REPLICATES.file]
+        replicates = checkpoint_rows(moments, [LEADING], RowSettings(), model="m")["replicates"]
         replicates = replicates[replicates["window"] == each.window]
         sizes = [2, 1, 1, 1, 1]
         own = [(replicates[n], np.stack([replicates[f"{n}_without_{g}"] for g in range(5)])) for n in ("r_q", "r_k")]

@@ -50,7 +50,7 @@ def moments(vectors):
 
 def table_of(moments, table=TABLE, **settings):
     """A table's rows, with errors."""
-    return checkpoint_rows(moments, [table], RowSettings(**settings), model="m")[table.file]
+    return checkpoint_rows(moments, [table], RowSettings(**settings), model="m")[table.table]
 
 
 def flat(x, head, window, skip, kept=slice(None)):
@@ -340,7 +340,7 @@ def test_without_drift_the_axis_is_not_stable():
 def test_fewer_than_four_groups_leave_errors_empty_and_say_why(vectors):
     layout = capture_layout(LENGTH, buckets=4, groups=3)
     rows = checkpoint_rows(captured(*vectors, [0, 1, 2, 0, 1, 2, 0], layout), [TABLE], RowSettings(), model="m")[
-        TABLE.file
+        TABLE.table
     ]
     assert rows[[f"{column.name}_se" for column in ERRORS]].isna().all(axis=None)
     assert rows["a_stability"].isna().all()
@@ -406,31 +406,32 @@ def test_each_bucket_lies_in_the_plane_where_its_vectors_do(vectors, moments, wi
     for i, head in enumerate([1, 3]):
         plane = np.column_stack([axes.a[i], axes.b[i]])
         for bucket, (start, stop) in enumerate(itertools.pairwise(edges)):
-            assert found["position"][i, bucket] == pytest.approx((start + stop - 1) / 2)
             for kind, x, own in (("q", q, head), ("k", k, head // 2)):
                 inside = x[:, own, start:stop].reshape(-1, WIDTH) @ plane
                 mean, spread = inside.mean(0), np.cov(inside.T, bias=True)
-                got = [found[f"{kind}_{name}"][i, bucket] for name in ("a", "b", "var_a", "var_b", "cov_ab")]
-                np.testing.assert_allclose(got, [*mean, spread[0, 0], spread[1, 1], spread[0, 1]], rtol=1e-9, atol=1e-9)
+                got = [found[f"{kind}_{name}"][i, bucket] for name in ("b", "var_a", "var_b", "cov_ab")]
+                np.testing.assert_allclose(
+                    got, [mean[1], spread[0, 0], spread[1, 1], spread[0, 1]], rtol=1e-9, atol=1e-9
+                )
 
 
 def test_bucket_means_have_errors_and_spreads_have_none(vectors, moments):
     q, _ = vectors
     rows = table_of(moments, PLANES)
     assert len(rows) == 4 * 5  # heads times buckets, of which the sink is one
-    assert rows["q_a_se"].notna().all()
+    assert rows["q_b_se"].notna().all()
     assert "q_var_a_se" not in rows.columns
     head = layer_sums(moments, 0, [2])
     expected = []
     for group in range(5):
         kept = [row for row, of in enumerate(GROUPS) if of != group]
-        axis = head.without(group).once(axes_of).a[0]
+        axis = head.without(group).once(axes_of).b[0]
         expected.append((q[kept, 2, 8:16] @ axis).mean())
-    whole = (q[:, 2, 8:16] @ head.once(axes_of).a[0]).mean()
+    whole = (q[:, 2, 8:16] @ head.once(axes_of).b[0]).mean()
     error = jackknife_error(whole, expected, np.bincount(GROUPS))
     row = rows[(rows["head"] == 2) & (rows["position"] == 11.5)].iloc[0]
-    assert row["q_a"] == pytest.approx(whole, rel=1e-6)
-    assert row["q_a_se"] == pytest.approx(error, rel=5e-3)
+    assert row["q_b"] == pytest.approx(whole, rel=1e-6)
+    assert row["q_b_se"] == pytest.approx(error, rel=5e-3)
 
 
 def test_an_empty_bucket_is_empty_in_the_plane():
@@ -438,5 +439,5 @@ def test_an_empty_bucket_is_empty_in_the_plane():
     moments = Moments(Layout((0, 8, 16, 24), 1), [LayerFacts(0, 1, 1, 2)])
     moments.add(0, *rng.normal(size=(2, 1, 1, 16, 2)), positions=[*range(8), *range(16, 24)])
     found = planes(layer_sums(moments, 0, [0]))
-    assert np.isnan(found["q_a"][0, 1]) and np.isnan(found["k_var_b"][0, 1])
-    assert np.isfinite(found["q_a"][0, [0, 2]]).all()
+    assert np.isnan(found["q_b"][0, 1]) and np.isnan(found["k_var_b"][0, 1])
+    assert np.isfinite(found["q_b"][0, [0, 2]]).all()

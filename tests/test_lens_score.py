@@ -288,10 +288,9 @@ def test_errors_are_those_of_the_split_without_each_group(kind, window):
     """Buckets' covariances are estimated from those of their span: exact up to 12, where each bucket is a span."""
     facts = KINDS[kind]
     q, k = vectors(facts)
-    rows = checkpoint_rows(captured(q, k, facts), [TABLE], RowSettings(own=window, skip=1), model="m")[TABLE.file]
+    rows = checkpoint_rows(captured(q, k, facts), [TABLE], RowSettings(own=window, skip=1), model="m")[TABLE.table]
     exact = window != 24  # document groups have squares up to 12 and up to 48
-    held = "first order" if exact else "covariances fixed"
-    assert set(rows["errors"]) == {f"jackknife, {held}"}
+    assert set(rows["errors"]) == {"jackknife" if exact else "jackknife, covariances fixed"}
     for row in rows.itertuples():
         expected = brute_error(q[:, row.head], k[:, row.kv_head], facts, edges_of(window, 1), exact)
         found = [getattr(row, f"{name}_se") for name in NAMES]
@@ -306,7 +305,7 @@ def test_replicates_are_exact_where_buckets_do_not_differ_in_covariance():
     facts = LayerFacts(0, 2, 1, WIDTH)
     q, k = vectors(facts)
     layout = Layout((0, LENGTH), 5)
-    rows = checkpoint_rows(captured(q, k, facts, layout), [TABLE], RowSettings(), model="m")[TABLE.file]
+    rows = checkpoint_rows(captured(q, k, facts, layout), [TABLE], RowSettings(), model="m")[TABLE.table]
     for row in rows.itertuples():
         expected = brute_error(q[:, row.head], k[:, 0], facts, [0, LENGTH], True)
         np.testing.assert_allclose([getattr(row, f"{name}_se") for name in NAMES], expected, rtol=2e-3)
@@ -316,7 +315,7 @@ def test_fewer_than_four_groups_leave_errors_empty_and_say_why():
     q, k = vectors(GQA)
     layout = capture_layout(LENGTH, buckets=6, groups=3, common=12)
     moments = captured(q, k, layout=layout, groups=[group % 3 for group in GROUPS])
-    rows = checkpoint_rows(moments, [TABLE], RowSettings(common=12), model="m")[TABLE.file]
+    rows = checkpoint_rows(moments, [TABLE], RowSettings(common=12), model="m")[TABLE.table]
     assert set(rows["errors"]) == {"none: 3 document groups, fewer than 4"}
     assert rows[[f"{name}_se" for name in NAMES]].isna().all(axis=None)
     assert rows[list(NAMES)].notna().all(axis=None)
@@ -330,7 +329,7 @@ def test_fewer_than_four_groups_leave_errors_empty_and_say_why():
 def test_the_map_has_the_mean_score_of_each_query_bucket_with_each_part_of_the_keys(kind, skip):
     facts = KINDS[kind]
     q, k = vectors(facts)
-    rows = checkpoint_rows(captured(q, k, facts), [MAP], RowSettings(skip=skip), model="m")[MAP.file]
+    rows = checkpoint_rows(captured(q, k, facts), [MAP], RowSettings(skip=skip), model="m")[MAP.table]
     edges, cells = edges_of(LENGTH, skip), key_cells(tuple(edges_of(LENGTH, skip)))
     assert cells == tuple(1 + i * 47 // 16 for i in range(17))
     assert len(rows) == facts.q_heads * (len(edges) - 1)
@@ -354,7 +353,7 @@ def test_errors_of_the_map_are_those_of_means_without_each_group(kind):
     """Only means and lines count, and groups have their own: nothing is held fixed, at either window."""
     facts = KINDS[kind]
     q, k = vectors(facts)
-    rows = checkpoint_rows(captured(q, k, facts), [MAP], RowSettings(common=12), model="m")[MAP.file]
+    rows = checkpoint_rows(captured(q, k, facts), [MAP], RowSettings(common=12), model="m")[MAP.table]
     assert set(rows["window"]) == {LENGTH, 12}
     assert set(rows["errors"]) == {"jackknife"}
     for row in rows[rows["head"] == 1].itertuples():

@@ -257,7 +257,7 @@ def test_errors_are_those_of_the_breakdown_without_each_group(window):
     q, k = heads()
     of = facts(HALVES)
     moments = capture(HALVES, q, k, of=of)
-    rows = checkpoint_rows(moments, [TABLE], RowSettings(own=window, skip=1), model="m")[TABLE.file]
+    rows = checkpoint_rows(moments, [TABLE], RowSettings(own=window, skip=1), model="m")[TABLE.table]
     edges = [edge for edge in moments.layout.edges if 1 <= edge <= window]
     for row in rows.iloc[[0, 3]].itertuples():
         mine = q[:, row.head, :window], k[:, row.kv_head, :window]
@@ -287,7 +287,7 @@ def test_some_positions_represent_a_long_window(monkeypatch):
     for coarse in (4096, 300):
         for module in (replicate, split_module):
             monkeypatch.setattr(module, "COARSE", coarse)
-        rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.file]
+        rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.table]
         errors.append(rows[[f"{name}_se" for name in (*SHARES, *LINE_SHARES)]].to_numpy())
         whole = rows["position_share"].to_numpy()
         np.testing.assert_allclose(whole, score(sums)["position_share"], rtol=1e-9)

@@ -23,7 +23,7 @@ from qkscope.report.catalogue import catalogue, folder_name
 from qkscope.report.write import write_report
 
 NORM = Measure("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
-TABLE = HeadTable("query_norm.csv", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
+TABLE = HeadTable("query_norms", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
 LENS = Lens(
     name="query_norm",
     title="Mean queries",
@@ -58,14 +58,14 @@ def with_norms(finished):
 
 def test_what_tests_share_has_the_tables_of_their_lenses_and_of_nobody_elses(finished):
     with with_lens(LENS):
-        assert (finished() / TABLE.file).is_file()
-    assert not (finished() / TABLE.file).exists()
+        assert "query_norm" in pd.read_csv(finished() / "heads.csv").columns
+    assert "query_norm" not in pd.read_csv(finished() / "heads.csv").columns
 
 
 @pytest.mark.slow
 def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
-    table = pd.read_csv(with_norms / "query_norm.csv")
-    assert list(table.columns[:6]) == ["model", "layer", "depth", "head", "kv_head", "query_norm"]
+    table = pd.read_csv(with_norms / "heads.csv").dropna(subset="query_norm")
+    assert list(table.columns[:3]) == ["model", "window", "windows"]
     assert set(zip(table["model"], table["window"], strict=True)) == {("one", 64), ("two", 256), ("two", 64)}
     assert len(table) == 3 * 4 * 4  # windows of both checkpoints, layers, heads
     figure = with_norms / "figures" / "appendix_query_norm"
@@ -97,7 +97,7 @@ def test_its_numbers_are_those_of_the_vectors(checkpoints):
         for window in windows:
             model.model(torch.from_numpy(window[None]), use_cache=False)
     moments = capture_moments(model, windows.tolist())
-    rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.file]
+    rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.table]
     for row in rows.itertuples():
         queries = np.concatenate([q[0, row.head].detach().numpy() for q in seen[row.layer]])
         assert row.query_norm == pytest.approx(np.linalg.norm(queries.mean(axis=0)), rel=1e-6)
@@ -107,7 +107,7 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
     before = registered()
     with with_lens(LENS):
         assert registered() == (*before, LENS)
-        with pytest.raises(ValueError, match=r"'query_norm.csv' is taken"):
+        with pytest.raises(ValueError, match=r"'query_norm' is taken"):
             register(LENS)
     assert registered() == before
 
@@ -121,7 +121,7 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
         (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
         (Lens("new", "t", "q", own_views=(OwnView("split", None),)), "split"),
         (
-            Lens("new", "t", "q", details=(Detail("kernel", HeadTable("n.csv", (), None, across="n"), (), ()),)),
+            Lens("new", "t", "q", details=(Detail("kernel", HeadTable("n", (), None, across="n"), (), ()),)),
             "kernel",
         ),
     ],
@@ -134,8 +134,8 @@ def test_a_name_of_another_lens_is_refused(lens, taken):
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        (lambda sums: {}, "column 'query_norm' is not computed"),
-        (lambda sums: {"query_norm": sums.q.n, "other": sums.q.n}, "column 'other' is not declared"),
+        (lambda sums: {}, "measure 'query_norm' is not computed"),
+        (lambda sums: {"query_norm": sums.q.n, "other": sums.q.n}, "measure 'other' is not declared"),
         (lambda sums: {"query_norm": np.zeros(3)}, r"has shape \(3,\) for 4 heads"),
     ],
 )
@@ -144,7 +144,7 @@ def test_rows_that_are_not_what_the_table_declares(checkpoints, rows, problem):
 
     moments = capture_moments(AutoModelForCausalLM.from_pretrained(checkpoints / "short"), [list(range(64))])
     with pytest.raises(ValueError, match=problem):
-        checkpoint_rows(moments, [HeadTable("x.csv", (NORM,), rows)], RowSettings(), model="m")
+        checkpoint_rows(moments, [HeadTable("x", (NORM,), rows)], RowSettings(), model="m")
 
 
 def test_main_figures_come_by_number_and_the_others_behind_them():
@@ -155,7 +155,9 @@ def test_main_figures_come_by_number_and_the_others_behind_them():
 
 @pytest.mark.slow
 def test_a_report_of_results_without_the_lens_table_leaves_it_out(with_norms, tmp_path, sketches):
-    shutil.copytree(with_norms, tmp_path / "out", ignore=shutil.ignore_patterns("figures", "query_norm.csv"))
+    out = shutil.copytree(with_norms, tmp_path / "out", ignore=shutil.ignore_patterns("figures"))
+    heads = pd.read_csv(out / "heads.csv")
+    heads.drop(columns=["query_norm", "query_norm_se"]).to_csv(out / "heads.csv", index=False)
     with with_lens(LENS):
         write_report(tmp_path / "out", page=False)
     assert not list((tmp_path / "out" / "figures").glob("*_query_norm*"))

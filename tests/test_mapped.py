@@ -20,8 +20,8 @@ from lens_worlds import results_of
 from page_study import grow, source
 from qkscope import processes
 from qkscope.errors import StorageError
-from qkscope.lenses.at_window import AtWindow, build_tables
 from qkscope.lenses.rope import split_table
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read
 from qkscope.results.mapped import SpillingTable, in_blocks, memory_mapped, rows_of_entries, select_rows
@@ -189,7 +189,7 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(monkeypatch):
         folder = grown(checkpoints)
         tracemalloc.start()
         own = build_tables(load_results(folder)).own
-        assert len(own.panel.drawn("r_q", own.names[-1])) and own.panel_of("score.csv").knows_documents
+        assert len(own.panel.drawn("r_q", own.names[-1])) and own.panel.knows_documents
         found = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return found
@@ -203,13 +203,13 @@ def test_what_a_report_holds_does_not_grow_with_its_checkpoints(monkeypatch):
 
 @pytest.mark.slow
 def test_each_entry_is_compared_with_itself_at_other_windows_once(monkeypatch, tmp_path):
-    made_of, plain = [], AtWindow.window_panel
+    made_of, plain = [], WindowView.window_panel
 
     def count(at, name):
         made_of.append(name)
         return plain(at, name)
 
-    monkeypatch.setattr(AtWindow, "window_panel", count)
+    monkeypatch.setattr(WindowView, "window_panel", count)
     monkeypatch.setattr(processes, "MAX_PROCESSES", 1)  # all in this process, which counts
     monkeypatch.setattr("qkscope.report.figures.draw", lambda entry, at: None)
     monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))

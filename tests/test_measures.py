@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.measures import FAINTEST, FILE, TABLE, measures, read_out
+from qkscope.lenses.measures import FAINTEST, TABLE, measures, read_out
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -199,7 +199,7 @@ def test_errors_are_those_of_regressions_without_each_group(window, skip):
     q, k = vectors()
     moments = captured(q, k)
     settings_ = RowSettings(own=window, skip=skip)
-    rows = checkpoint_rows(moments, [TABLE], settings_, model="m")[FILE].set_index("head")
+    rows = checkpoint_rows(moments, [TABLE], settings_, model="m")[TABLE.table].set_index("head")
     sizes = np.bincount(GROUPS)
     for head in range(4):
         for kind, x, own in (("q", q, head), ("k", k, head // 2)):
@@ -220,7 +220,7 @@ def test_errors_survive_a_moments_file(tmp_path):
     moments.save(tmp_path / "m.safetensors")
     names = [name for name in TABLE.written if name.endswith("_se")]
     one, two = (
-        checkpoint_rows(each, [TABLE], RowSettings(skip=1), model="m")[FILE][names]
+        checkpoint_rows(each, [TABLE], RowSettings(skip=1), model="m")[TABLE.table][names]
         for each in (moments, Moments.load(tmp_path / "m.safetensors"))
     )
     assert one.notna().all(axis=None)
@@ -262,7 +262,7 @@ def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error(
         spans = of.groups.sum(axis=2, keepdims=True)
         held[kind] = replace(of, crossed=replace(of.crossed, **together), groups=spans, sketch=None)
     old = Moments.from_layers(LAYOUT, [FACTS], {0: held}, {})
-    rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[FILE]
+    rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[TABLE.table]
     assert rows[["shape_q_se", "shape_k_se"]].isna().all(axis=None)
     assert rows[["shape_q", "decode_q_se", "share_k_se"]].notna().all(axis=None)
 

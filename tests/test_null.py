@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.shifted import FILE, TABLE, block_edges, null_columns, shifted_correlations, shifts
+from qkscope.lenses.shifted import TABLE, block_edges, null_columns, shifted_correlations, shifts
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error
@@ -195,7 +195,7 @@ def test_without_position_r_is_beyond_its_null_as_often_as_chance_says():
 def test_errors_are_those_of_raw_vectors_without_each_group(window, skip):
     """Groups are kept in float32; windows at which groups have squares of their own."""
     q, k = vectors()
-    rows = checkpoint_rows(captured(q, k), [TABLE], RowSettings(own=window, skip=skip), model="m")[FILE]
+    rows = checkpoint_rows(captured(q, k), [TABLE], RowSettings(own=window, skip=skip), model="m")[TABLE.table]
     cuts = range(8, window, 8)
 
     def null(kept, head):
@@ -211,7 +211,7 @@ def test_errors_are_those_of_raw_vectors_without_each_group(window, skip):
 
 
 def test_where_covariances_are_fixed_the_null_still_has_an_error():
-    rows = checkpoint_rows(captured(*vectors()), [TABLE], RowSettings(own=40), model="m")[FILE]
+    rows = checkpoint_rows(captured(*vectors()), [TABLE], RowSettings(own=40), model="m")[TABLE.table]
     assert (rows["null_r_q_se"] > 0).all()
     assert set(rows["errors"]) == {"jackknife, covariances fixed"}
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.axis import NumberAxis
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.entries import Entries, Entry
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.read import load_results

@@ -11,14 +11,15 @@ from colour_vision import VISIONS, ciede2000, lab, least_difference
 from known_errors import write_known
 from published_table import invented
 from qkscope.draw.palette import BLUE, RED
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.base import Cause, Lens
 from qkscope.lenses.registry import with_lens
 from qkscope.lenses.rope.cause import cause_of_change
+from qkscope.lenses.views import build_tables
 from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, examples, share_finding
 from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
 from qkscope.results.read import load_results
-from qkscope.stats.noise import EVERY_HEAD, Change
+from qkscope.stats.changes import Change
+from qkscope.stats.means import EVERY_HEAD
 
 Q = Quantity("r_q", EVERY_HEAD, "mean r_q over all heads")
 

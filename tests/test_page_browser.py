@@ -17,8 +17,8 @@ from pyarrow.csv import write_csv
 import shared
 from browser import axe_script
 from conftest import small_world
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.categories import CATEGORIES
+from qkscope.lenses.views import build_tables
 from qkscope.report.write import write_report
 from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import load_results

@@ -21,8 +21,8 @@ from published_table import NASTY, invented
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.taxonomy import CATEGORIES, category_counts
+from qkscope.lenses.views import build_tables
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
@@ -81,7 +81,7 @@ def test_the_page_holds_the_tables_rows(published_page):
     category = unpack(packed, data["arrays"], "own.category")
     for c, row in enumerate(counts.itertuples(index=False)):
         assert [int((category[c, 0] == i).sum()) for i in range(len(CATEGORIES))] == list(row[1:])
-    assert len(data["windows"]) == len(pd.read_csv(published_page / "qk_windows.csv").groupby(["model", "window"]))
+    assert len(data["windows"]) == len(table_of(published_page, "heads").groupby(["model", "window"]))
 
 
 def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_path):

@@ -16,6 +16,7 @@ from qkscope.page.arrays import Grid
 from qkscope.page.detail import add_details, kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision, unpack
 from qkscope.report.write import write_report
+from written import put
 
 GRID = Grid(("a", "b"), (0,), ((0, 0), (0, 1), (1, 0)))
 WINDOWS = {"a": 8, "b": 32}
@@ -255,7 +256,7 @@ def folder(tmp_path_factory):
     record = {"study": {"title": "Details"}, "checkpoints": [{"name": m, "context": w} for m, w in WINDOWS.items()]}
     (place / "provenance.json").write_text(json.dumps(record))
     profile = profile_rows(WINDOWS).assign(tokens=5, q_a=0.1, q_a_sd=1, k_a=0.1, k_a_sd=1)
-    profile.to_csv(place / "profile.csv", index=False)
+    put(place, "buckets", profile)
     cells = {f"to_{i:02d}": np.where(profile["bucket"] >= i, i + 0.5, np.nan) if i < 4 else np.nan for i in range(16)}
     errors = {
         f"{name}_se": np.where(np.isfinite(values), 0.2 if name == "to_00" else 0.3, np.nan)
@@ -264,7 +265,7 @@ def folder(tmp_path_factory):
     maps = profile[["model", "layer", "head", "window", "bucket", "start", "end"]].assign(
         to_first=np.nan, **cells, **errors
     )
-    maps.to_csv(place / "score_map.csv", index=False)
+    put(place, "buckets", maps)
     return place
 
 

@@ -9,14 +9,15 @@ import pytest
 
 import shared
 from known_errors import FAR, HEADS, write_known
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.page.arrays import add_tables, page_grid
 from qkscope.page.errors import add_errors
 from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 from test_page_browser import drawn, middle, over_cell, swept, unfold
+from written import put, table_of
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +175,13 @@ def same_documents(tmp_path_factory):
     """Both checkpoints read the same documents; the late one moves with them three times as far."""
     folder = tmp_path_factory.mktemp("same")
     write_known(folder)
-    rows = pd.read_csv(folder / "replicates.csv")
+    rows = table_of(folder, "replicates")
     late = rows["model"] == "late"
     for name in ("r_q", "r_k", "explained_variance"):
         for group in range(4):
             moved = rows[f"{name}_without_{group}"] - rows[name]
             rows.loc[late, f"{name}_without_{group}"] = (rows[name] + 3 * moved)[late]
-    rows.to_csv(folder / "replicates.csv", index=False)
+    put(folder, "replicates", rows)
     record = json.loads((folder / "provenance.json").read_text())
     for entry in record["checkpoints"]:
         entry |= {"documents": 40, "corpus": {"fingerprint": "the same"}}

@@ -1,9 +1,9 @@
 """Everything that the mouse does on the page, by keyboard and by finger, on a study with every lens."""
 
-import pandas as pd
 import pytest
 
 from test_page_browser import dots, drawn, middle, set_slider, state, swept, unfold
+from written import table_of
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def test_the_portrait_can_be_looked_at_closely(visit, grown_page):
 
 
 def test_a_head_is_shown_at_both_windows(visit, grown_page):
-    table = pd.read_csv(grown_page / "profile.csv").query("model == 'step-009' and layer == 1 and head == 2")
+    table = table_of(grown_page, "buckets").query("model == 'step-009' and layer == 1 and head == 2")
     with visit(grown_page / "report.html", "#head=1.2") as page:
         for view in ("profile", "score"):
             into(page, view)

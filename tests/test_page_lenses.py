@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 from browser import axe_script
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, OwnView, StudyBuild, StudyTable, View
 from qkscope.lenses.registry import with_lens
+from qkscope.lenses.views import build_tables
 from qkscope.page.arrays import Grid
 from qkscope.page.lens_data import add_lenses
 from qkscope.page.pack import Pack, unpack, unsqueeze
@@ -399,10 +399,12 @@ def test_means_of_all_heads_have_the_error_that_documents_give(visit, tmp_path, 
     rows = []
     for (model, layer, window), heads in tables["tilt.csv"]["own"].groupby(["model", "layer", "window"]):
         who = {"model": model, "layer": layer, "window": window, "heads": int(heads["tilt"].notna().sum())}
-        rows.append({**who, "table": "", "column": "tokens", "mean": 400, **{f"without_{g}": 300 for g in range(4)}})
+        rows.append(
+            {**who, "measure": "tokens", "heads_of": "all", "mean": 400, **{f"without_{g}": 300 for g in range(4)}}
+        )
         mean = heads["tilt"].mean()
         without = {f"without_{group}": mean + way * 0.02 for group, way in enumerate((1, -1, 1, -1))}
-        rows.append({**who, "table": "tilt", "column": "tilt", "mean": mean, **without})
+        rows.append({**who, "measure": "tilt", "heads_of": "all", "mean": mean, **without})
     pd.DataFrame(rows).to_csv(tmp_path / "layer_means.csv", index=False)
     with visit(write_study(tmp_path, (LENS,), {"tilt.csv": {"own": tables["tilt.csv"]["own"]}})) as page:
         said = hover_column(page, 0, "Two")

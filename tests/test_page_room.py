@@ -84,7 +84,7 @@ def test_a_page_without_the_columns_of_a_checkpoint_says_so(visit, tmp_path, mon
 
 
 def test_without_replicates_no_head_has_a_paired_error(tmp_path):
-    from qkscope.lenses.at_window import build_tables
+    from qkscope.lenses.views import build_tables
     from qkscope.results.read import load_results
 
     write_study(

@@ -21,6 +21,7 @@ from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import make_plan
 from qkscope.study.load import load_study
 from reference import reference_rows
+from written import table_of
 
 
 def raw_vectors(folder, documents, context):
@@ -77,8 +78,8 @@ def test_qk_csv_is_the_reference_method_on_the_raw_vectors(world, tmp_path, chec
 def test_windows_of_one_long_capture_equal_a_fresh_capture_of_cut_documents(world, tmp_path, checkpoints, finished):
     """Attention is causal, so the first 64 positions do not know what comes after them."""
     out = finished()
-    common = pd.read_csv(out / "qk_common.csv")
-    windows = pd.read_csv(out / "qk_windows.csv")
+    common = table_of(out, "components")
+    windows = table_of(out, "heads")
     assert set(common["window"]) == {64}
     assert sorted(windows.loc[windows["model"] == "two", "window"].unique()) == [16, 32, 64, 128, 256]
     cut = world(study="cut", checkpoints=[{"name": "two", "model": str(checkpoints / "long"), "context": 64}])

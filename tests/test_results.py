@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
-from qkscope.lenses.at_window import build_tables, write_tables
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
@@ -144,15 +144,15 @@ def test_other_refusals(tmp_path):
 
 def test_optional_tables_must_belong_to_the_first(tmp_path):
     small(tmp_path)
-    folder_with(tmp_path, MINIMAL + "x,0,0,0,.1,.2,.1\n", "qk_common.csv")
-    with pytest.raises(TableError, match=r"qk_common\.csv: has checkpoints that qk\.csv does not have: 'x'"):
+    folder_with(tmp_path, MINIMAL + "x,0,0,0,.1,.2,.1\n", "components.csv")
+    with pytest.raises(TableError, match=r"components\.csv: has checkpoints that qk\.csv does not have: 'x'"):
         load_results(tmp_path)
-    (tmp_path / "qk_common.csv").unlink()
-    folder_with(tmp_path, MINIMAL + "a,0,0,0,.1,.2,.1\n", "qk_windows.csv")
-    with pytest.raises(TableError, match=r"qk_windows\.csv: missing column 'window'"):
-        load_results(tmp_path)
-    rows = "model,layer,head,pc,explained_variance,r_q,r_k,window\na,0,0,0,.1,.2,.1,64\na,0,0,0,.1,.3,.1,128\n"
-    folder_with(tmp_path, rows, "qk_windows.csv")
+    (tmp_path / "components.csv").unlink()
+    folder_with(tmp_path, "model,layer,head,r_q\na,0,0,.2\n", "heads.csv")
+    with pytest.raises(TableError, match=r"heads\.csv: missing column 'window'"):
+        _ = load_results(tmp_path).windows
+    rows = "model,layer,head,explained_variance,r_q,r_k,window\na,0,0,.1,.2,.1,64\na,0,0,.1,.3,.1,128\n"
+    folder_with(tmp_path, rows, "heads.csv")
     windows = load_results(tmp_path).windows
     assert windows is not None
     assert windows["window"].tolist() == [64, 128]
@@ -239,7 +239,7 @@ def test_tables_are_written_and_stale_ones_go(tmp_path):
 @pytest.mark.slow
 def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
     code = (
-        "import sys, qkscope.results.read, qkscope.lenses.at_window, qkscope.report.write;"
+        "import sys, qkscope.results.read, qkscope.lenses.views, qkscope.report.write;"
         "print([m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -250,7 +250,7 @@ def test_reading_and_tabulating_need_neither_torch_nor_matplotlib():
 def test_a_report_reads_each_table_once(tmp_path):
     """Seen by the interpreter's own audit of files that are opened."""
     folder = write_published(tmp_path, common=True, windows=True)
-    names = {str(folder / name): 0 for name in ("qk.csv", "qk_common.csv", "qk_windows.csv")}
+    names = {str(folder / name): 0 for name in ("qk.csv", "components.csv", "heads.csv")}
     watching = True
 
     def count(event, arguments):

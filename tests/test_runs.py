@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from qkscope.kinds import kind_of, kind_sentence
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from test_share import results as results
 from test_watch import trained as trained

@@ -25,7 +25,7 @@ from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import DocumentError, InputError, ModelError, QkscopeWarning, StudyError
 from qkscope.join.write import JoinRequest, join_scores
-from qkscope.lenses.at_window import build_tables, write_tables
+from qkscope.lenses.views import build_tables, write_tables
 from qkscope.report.write import write_report
 from qkscope.results.csv_files import csv_text, write_csv, write_csv_pieces
 from qkscope.results.read import load_results

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.stats.noise import SMALLEST, paired_change
+from qkscope.stats.means import SMALLEST, paired_change
 from qkscope.stats.series import Trend, shape_of
 from qkscope.words.phrases import course, number, percent, shown, went
 from reports import derived_panel

@@ -14,21 +14,21 @@ import pytest
 
 import shared
 from qkscope.compare.heads import compare_heads
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.claims.account import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance import with_concordance
-from qkscope.lenses.means import LensPanel
 from qkscope.lenses.position import judge
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
+from qkscope.lenses.views import build_tables
 from qkscope.page.answer import answer
 from qkscope.page.write import page_html
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats import significance
-from qkscope.stats.noise import Change, HeadPanel, Part
+from qkscope.stats.changes import Change
+from qkscope.stats.means import HeadPanel, LayerMeans, Part
 from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import Error, Significance, combined, critical_value, decide, is_significant
 from qkscope.words.phrases import number, went
@@ -151,15 +151,15 @@ def test_means_over_layers_count_each_layer_by_its_heads():
     heads = pd.DataFrame({"model": "m", "layer": [0, 1, 1, 1], "head": [0, 0, 1, 2], "depth": 0.0, "x": 1.0})
     ways = (1, -1, 1, -1)
     rows = [
-        {"model": "m", "window": 64, "layer": layer, "table": "t", "column": "x", "heads": count, "mean": 1.0,
+        {"model": "m", "window": 64, "layer": layer, "measure": "x", "heads_of": "all", "heads": count, "mean": 1.0,
          **{f"without_{g}": 1.0 + way * move for g, way in enumerate(ways)}}
         for layer, count, move in ((0, 1, 0.4), (1, 3, 0.0))
     ]  # fmt: skip
     rows += [
-        {"model": "m", "window": 64, "layer": layer, "table": "", "column": "tokens", "heads": 2, "mean": 400.0,
+        {"model": "m", "window": 64, "layer": layer, "measure": "tokens", "heads_of": "all", "heads": 2, "mean": 400.0,
          **{f"without_{g}": 300.0 for g in range(4)}} for layer in (0, 1)
     ]  # fmt: skip
-    found = LensPanel(heads, True, pd.DataFrame(rows), file="t.csv", sampled=False)
+    found = HeadPanel(heads, True, layer_means=LayerMeans(pd.DataFrame(rows)), sampled=False)
     assert found.error("x", "m") == pytest.approx(math.sqrt(3) * 0.1)  # four groups of one size
 
 
@@ -195,7 +195,7 @@ def test_a_head_is_judged_by_the_groups_of_its_own_moments():
 @pytest.mark.slow
 def test_one_mean_has_one_standard_error(results):
     """Mean r_q: its change in the attribution to causes and between checkpoints."""
-    for at in build_tables(results).choices():
+    for at in build_tables(results).views():
         split = split_table(at).query("heads_of == 'all' and quantity in ['r_q', 'r_k']")
         assert len(split)
         for row in split.itertuples():

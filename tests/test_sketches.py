@@ -15,7 +15,6 @@ from families import tiny
 from qkscope import capture_moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import matched_components
-from qkscope.lenses.position import DOUBLINGS
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.file import _checksum
@@ -281,10 +280,10 @@ def test_nearly_degenerate_components_are_flagged_at_every_doubling():
     scales = np.r_[2.0, 2.0, np.full(WIDTH - 2, 0.3)]
     q, k = (scales * rng.normal(size=(DOCUMENTS, heads, CONTEXT, WIDTH)) for heads in (4, 2))
     settings = RowSettings(common=16, skip=1, components=2)
-    close = checkpoint_rows(captured(q, k, range(DOCUMENTS)), [DOUBLINGS], settings, model="m")[DOUBLINGS.file]
+    close = checkpoint_rows(captured(q, k, range(DOCUMENTS)), [LEADING], settings, model="m")[LEADING.table]
     assert close["unstable"].notna().all()
     assert (close.groupby("window")["unstable"].mean()[[16, 32, 64]] >= 0.7).all()  # from four groups
-    apart = checkpoint_rows(captured(*documents(), range(DOCUMENTS)), [DOUBLINGS], settings, model="m")[DOUBLINGS.file]
+    apart = checkpoint_rows(captured(*documents(), range(DOCUMENTS)), [LEADING], settings, model="m")[LEADING.table]
     assert apart["unstable"].notna().all()
     assert apart["unstable"].mean() <= 0.2
 

@@ -9,9 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 from qkscope.errors import MomentsFileError, TableError
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.base import HeadTable, Lens, Measure, StudyBuild, StudyTable
 from qkscope.lenses.registry import register, with_lens
+from qkscope.lenses.views import build_tables
 from qkscope.moments import file as whole_file
 from qkscope.moments.file import PreRopeFile
 from qkscope.moments.layout import Layout, capture_layout

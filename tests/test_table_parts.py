@@ -149,7 +149,7 @@ def test_an_error_beside_the_run_is_the_error_of_the_tables(finished, tmp_path, 
 
 @pytest.mark.slow
 def test_a_lens_that_another_process_cannot_know_gets_its_table_all_the_same(world, tmp_path, here, beside):
-    table = HeadTable("ones.csv", (Measure("one", "1"),), lambda sums: {"one": np.ones(len(sums.heads))})
+    table = HeadTable("ones", (Measure("one", "1"),), lambda sums: {"one": np.ones(len(sums.heads))})
     with with_lens(Lens(name="ones", title="Ones", question="?", tables=(table,))):
         out = run_study(world(), tmp_path / "out")
     assert here == ["one", "two"]

@@ -11,7 +11,7 @@ import qkscope
 import shared
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.moments.file import round_as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder

@@ -9,9 +9,9 @@ import pytest
 from known_errors import moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.position import DOUBLINGS, OWN, REPLICATES
+from qkscope.lenses.position import OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, window_dependence
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
@@ -63,7 +63,7 @@ def measured(tmp_path_factory):
     moments = Moments(capture_layout(CONTEXT, buckets=8, groups=GROUPS, common=16), [FACTS])
     moments.add(0, q, k, groups=[int(group) for group in GROUP_OF])
     settings = RowSettings(common=16, skip=0, components=2)
-    for file, table in checkpoint_rows(moments, [OWN, DOUBLINGS, REPLICATES], settings, model="m").items():
+    for file, table in checkpoint_rows(moments, [OWN, LEADING, REPLICATES], settings, model="m").items():
         table.to_csv(folder / file, index=False)
     (folder / "provenance.json").write_text(json.dumps({"checkpoints": [{"name": "m", "label": "m"}]}))
     return build_tables(load_results(folder)).own.table("window_dependence").set_index("window")
@@ -120,10 +120,10 @@ def test_a_window_that_is_too_short_is_shown_with_its_error_or_not_at_all():
 def long_and_short(folder, replicates_at):
     """The known study with windows 32 and 64; replicates at some of them. 64 has enough tokens, 32 has not."""
     write_known(folder, windows=True)
-    table = pd.read_csv(folder / "qk_windows.csv")
+    table = table_of(folder, "heads")
     table["n_q"] = table["n_k"] = np.where(table["window"] == 64, 5000, 900)
-    table.assign(documents=40).to_csv(folder / "qk_windows.csv", index=False)
-    known = pd.read_csv(folder / "replicates.csv")
+    put(folder, "heads", table.assign(documents=40))
+    known = table_of(folder, "replicates")
     parts = [known]
     if 32 in replicates_at:
         halves = {name: known[name] / 2 for name in known.columns if name == "r_q"}
@@ -131,7 +131,7 @@ def long_and_short(folder, replicates_at):
             step = np.arctanh(known[f"r_q_without_{group}"]) - np.arctanh(known["r_q"])
             halves[f"r_q_without_{group}"] = moved(known["r_q"] / 2, step)
         parts.append(known.assign(window=32, **halves))
-    pd.concat(parts).to_csv(folder / "replicates.csv", index=False)
+    put(folder, "replicates", pd.concat(parts))
     return build_tables(load_results(folder))
 
 
@@ -147,8 +147,8 @@ def test_windows_of_published_tables_do_not_say_how_many_tokens_they_have(tmp_pa
 def test_the_page_has_the_errors_of_every_window(tmp_path):
     tables = long_and_short(tmp_path, [32, 64])
     pack = Pack()
-    data = add_tables(pack, tables.results)
-    enough = add_windows(pack, page_grid(tables.results.study, data), tables.own, data["windows"])
+    data = add_tables(pack, tables.files)
+    enough = add_windows(pack, page_grid(tables.files.study, data), tables.own, data["windows"])
     assert enough == {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}
     assert data["windows"] == [[0, 32], [0, 64], [1, 32], [1, 64]]
     text = pack.text()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
-    from qkscope.report.loaded import StudyResults
+    from qkscope.report.results import StudyResults
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
@@ -236,14 +236,20 @@ def analyze(
     return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
 
 
-def load_results(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
-    """Results with `.heads()`, `.table(name)`, `.figure(name)`, `.card(name)`: of a results folder, or of moments.
+def load(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
+    """Results with `.heads()`, `.means()`, `.changes()`, `.table()`, `.figure()`, `.card()`, `.summary()`, `.page()`.
 
-    Several moments are given by name, `{"step 100": first, "step 200": second}`, in the order of training.
+    `source` is a results folder, an archive (.zip), a moments file, moments, or several by name,
+    `{"step 100": first, "step 200": second}`, in the order of training.
     """
-    from qkscope.report.loaded import StudyResults
+    from qkscope.report.results import load
 
-    return StudyResults(source)
+    return load(source)
+
+
+def load_results(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
+    """The same as `load`."""
+    return load(source)
 
 
 def ablate_heads(

@@ -32,7 +32,7 @@ from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.lenses.ablation.table import COURSE_FILE, COURSE_KEY, EDITS, GROUPS_FILE, GROUPS_KEY
-from qkscope.lenses.ablation.table import FILE as HEADS_FILE
+from qkscope.lenses.ablation.table import FILE as HEADS
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
@@ -287,7 +287,7 @@ def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     course = join_ablations([course_table(each) for each in rows], list(contexts), COURSE_KEY)
     heads = heads_table(table, contexts, _spreads(requests, folder))
     write_csv(table, results_file(folder, ABLATION_CSV))
-    for file, made in ((GROUPS_FILE, groups), (COURSE_FILE, course), (HEADS_FILE, heads)):
+    for file, made in ((GROUPS_FILE, groups), (COURSE_FILE, course), (f"{HEADS}.csv", heads)):
         if made.empty:
             remove_head_table(folder, file)
         else:

@@ -25,9 +25,8 @@ from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
-from qkscope.lenses.at_window import build_tables
-from qkscope.lenses.head_rows import heads_at
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import build_tables
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import ablation_path, moments_path
 from qkscope.results.read import load_results
@@ -170,7 +169,7 @@ def _is_outcome(row: Any, units: set[str]) -> bool:
 def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
     """The columns of tables/heads.csv, from which a request chooses; without those of earlier ablations, if asked."""
     lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
-    return heads_at(build_tables(load_results(folder), lenses).own)
+    return build_tables(load_results(folder), lenses).own.heads
 
 
 def plan_ablation(

@@ -20,11 +20,10 @@ from qkscope.compare.tolerance import discovery_multiple
 from qkscope.errors import InputError
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import KEY, replicate_groups
-from qkscope.lenses.head_measures import load_tables
 from qkscope.lenses.signs import is_turned, sign_unsure
 from qkscope.lenses.taxonomy import with_category
-from qkscope.results.read import Results
-from qkscope.results.schema import REPLICATES_CSV
+from qkscope.results.read import ResultsFolder
+from qkscope.results.schema import REPLICATES
 from qkscope.stats import significance
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.text import counted
@@ -56,7 +55,7 @@ class HeadComparison(JudgedNumbers):
     beyond_errors: tuple[int, int] | None = None  # numbers that differ significantly, of those that differ with errors
 
 
-def compare_folders(mine: Results, other: Results, wanted: float | None) -> HeadComparison:
+def compare_folders(mine: ResultsFolder, other: ResultsFolder, wanted: float | None) -> HeadComparison:
     """Compare two results folders at native contexts; `other` is the reference."""
     return compare_heads(
         mine.heads,
@@ -69,16 +68,16 @@ def compare_folders(mine: Results, other: Results, wanted: float | None) -> Head
     )
 
 
-def _document_groups(run: Results) -> int:
+def _document_groups(run: ResultsFolder) -> int:
     """The groups of documents behind a run's errors: those of its replicates, else those of its study."""
-    replicates = load_tables(run, [REPLICATES_CSV]).replicates
+    replicates = run.table(REPLICATES)
     if replicates is not None and (groups := replicate_groups(replicates)):
         return len(groups)
     study = run.provenance.study
     return max(FEWEST_GROUPS, 0 if study is None else study.groups or 0)
 
 
-def _other_documents(mine: Results, other: Results) -> list[str]:
+def _other_documents(mine: ResultsFolder, other: ResultsFolder) -> list[str]:
     """The checkpoints of both that are known to have read other documents."""
     read = [
         {

@@ -13,7 +13,7 @@ import pandas as pd
 
 from qkscope.compare import tolerance
 from qkscope.compare.judge import JudgedNumbers, judge
-from qkscope.compare.numbers import ROTATION, SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
+from qkscope.compare.numbers import SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
 from qkscope.compare.references import PublishedReference
 from qkscope.compare.text import listed_names, quoted_names, span, window_note
 from qkscope.compare.tolerance import Noise
@@ -23,12 +23,11 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import UNDEFINED
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.draws import KEY, drawn_heads
-from qkscope.lenses.head_measures import find_measure, heads_with_measures, load_tables
-from qkscope.lenses.rotation.table import FILE as ROTATED_CSV
 from qkscope.lenses.taxonomy import with_category
+from qkscope.lenses.views import build_tables
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
-from qkscope.results.read import Results, read_study_table
-from qkscope.results.schema import REPLICATES_CSV, depth_of_layers
+from qkscope.results.read import ResultsFolder, read_study_table
+from qkscope.results.schema import depth_of_layers
 from qkscope.study.heads import HeadSample, choose_heads
 from qkscope.validation.plasticity import PUBLISHED
 from qkscope.validation.published import BUCKETS, MISSING
@@ -39,11 +38,11 @@ MeanError = Callable[[str, str], float]  # of the mean of a measure over the hea
 
 
 def compare_folder_with_published(
-    results: Results, reference: PublishedReference, wanted: float | None
+    results: ResultsFolder, reference: PublishedReference, wanted: float | None
 ) -> JudgedNumbers:
     """Compare a results folder, each checkpoint at its native context; `wanted` replaces every tolerance."""
-    at = load_tables(results, [ROTATED_CSV, REPLICATES_CSV])
-    heads = heads_with_measures(at, [*ROTATION.columns, *_SPREAD])
+    at = build_tables(results).own
+    heads = at.heads
     sampled = _read_sampled_plasticity(results)
     if sampled is not None:
         heads = heads.merge(sampled, on=KEY, how="left", validate="one_to_one")
@@ -52,14 +51,14 @@ def compare_folder_with_published(
 
     def mean_error(name: str, model: str) -> float:
         """From the layers' means without each group of documents, which are over all heads that were measured."""
-        quantity = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
-        return math.nan if quantity is None else quantity[0].error(quantity[1], model)
+        complete = measured.get(model) == in_sample.get(model) == len(sample)
+        return at.panel.error(name, model) if complete and at.panel.has(name) else math.nan
 
     draws = list(drawn_heads(at.heads, at.replicates))
     return compare_with_published(heads, results.study.names, reference, wanted, draws, mean_error)
 
 
-def _read_sampled_plasticity(results: Results) -> pd.DataFrame | None:
+def _read_sampled_plasticity(results: ResultsFolder) -> pd.DataFrame | None:
     """The heads' rows by the published protocol at native contexts; None where no pairs were drawn.
 
     The closed form of `plasticity.csv` is another estimator, and is not comparable with published numbers.

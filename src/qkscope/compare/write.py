@@ -27,7 +27,7 @@ from qkscope.results.folder import (
     comparison_folder,
     plain_name,
 )
-from qkscope.results.read import Results, load_results
+from qkscope.results.read import ResultsFolder, load_results
 from qkscope.words.blocks import Code, paragraph, to_markdown
 from qkscope.words.phrases import shortened
 
@@ -85,7 +85,7 @@ def compare_results(
     return Comparison(judged.reproduced, tuple(lines), folder, tuple(files), judged.cells, judged.changed)
 
 
-def _load(folder: Path) -> Results:
+def _load(folder: Path) -> ResultsFolder:
     if not folder.is_dir() and not (is_archive(folder) and folder.exists()):
         raise InputError(f"{folder}: no such results folder or archive; {_choices()}")
     return load_results(folder)

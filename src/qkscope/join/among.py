@@ -17,8 +17,7 @@ from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.join.from_results import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
-from qkscope.lenses.at_window import AtWindow, build_tables
-from qkscope.lenses.head_measures import find_measure
+from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, POINTS_CSV, join_folder
 from qkscope.results.read import load_results
@@ -36,27 +35,31 @@ NEAR = 0.1  # windows that differ by less than that share count as one
 
 def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
     """A row per entry and measure: its mean with error and window, and where that is among the published values."""
-    own = build_tables(load_results(folder)).own
+    return _among(build_tables(load_results(folder)), published)
+
+
+def _among(tables: Results, published: PublishedModels) -> pd.DataFrame:
+    own, folder = tables.own, tables.files.source
     rows = [row for measure in MEASURES for row in _rows(own, measure, published)]
     if not rows:
         raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
     return pd.DataFrame(rows)
 
 
-def _rows(own: AtWindow, measure: str, published: PublishedModels) -> list[dict[str, object]]:
-    quantity = find_measure(own, measure)
-    if quantity is None:
+def _rows(own: WindowView, measure: str, published: PublishedModels) -> list[dict[str, object]]:
+    panel = own.panel
+    if not panel.has(measure):
         return []
     theirs = published.table[["model", "window", measure]].dropna()
     values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []
     for name in own.names:
         heads, window = compared_heads(own, name), own.window_of(name)
-        mean = heads.mean(*quantity, name)
+        mean = heads.mean(panel, measure, name)
         alike = np.abs(windows / window - 1.0) <= NEAR  # none where the window is not recorded
         rows.append(
             {
-                "model": name, "measure": measure, "value": mean, "value_se": heads.error(*quantity, name),
+                "model": name, "measure": measure, "value": mean, "value_se": heads.error(panel, measure, name),
                 "window": window, "heads": heads.heads, "heads_measured": heads.measured,
                 "heads_are": heads.description,
                 "published_low": values.min(), "published_median": float(np.median(values)),
@@ -72,8 +75,9 @@ def _rows(own: AtWindow, measure: str, published: PublishedModels) -> list[dict[
 def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]:
     """Write `points.csv` and a card; returns lines for a terminal, and where they are."""
     published = load_published_models()
-    table = among(folder, published)
-    place = out or join_folder(load_results(folder).writable_folder, "among")
+    tables = build_tables(load_results(folder))
+    table = _among(tables, published)
+    place = out or join_folder(tables.files.writable_folder, "among")
     write_csv(table.drop(columns="heads_are"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))
     return _lines(table, published), place

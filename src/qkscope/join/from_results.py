@@ -16,27 +16,26 @@ import pandas as pd
 
 from qkscope.errors import InputError
 from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
-from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.head_measures import find_measure, require_measure
+from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.provenance import same_networks
 from qkscope.results.read import load_results
 from qkscope.results.schema import CHUNKED, SLIDING
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.text import counted
 
 # Tried by default: one for each question that a lens asks, because every further one makes the others' p larger.
 DEFAULT = (
     "r_q",
     "r_k",
-    "rotated.bias_effect",
-    "rotated.separation_strength",
-    "plasticity.ap",
-    "plasticity.ap_drop_matched",
-    "score.position_share",
-    "rope.r_q_excess",
+    "bias_effect",
+    "separation_strength",
+    "ap",
+    "ap_drop_matched",
+    "position_share",
+    "r_q_excess",
 )
-AT_EVERY_WINDOW = ("r_q", "r_k", "explained_variance")  # what `qk_windows.csv` has
+AT_EVERY_WINDOW = ("r_q", "r_k", "explained_variance")  # those that `heads.csv` has at every window
 FEWEST_MODELS = 3  # of which a correlation exists
 
 
@@ -56,14 +55,16 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     values: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
     for name in wanted or DEFAULT:
-        quantity = require_measure(at, name) if wanted else find_measure(at, name)
-        means = (
-            [math.nan] * len(heads)
-            if quantity is None
-            else [each.mean(*quantity, model) for model, each in heads.items()]
-        )
-        if quantity is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
-            values[name], errors[name] = means, [each.error(*quantity, model) for model, each in heads.items()]
+        if not at.panel.has(name):
+            if wanted:
+                raise InputError(
+                    f"--measure {name}: these results have no such measure of heads; `qkscope docs results` lists the "
+                    "columns of heads.csv (`qkscope analyze` writes tables that are missing)"
+                )
+            continue
+        means = [each.mean(at.panel, name, model) for model, each in heads.items()]
+        if wanted or np.isfinite(means).sum() >= FEWEST_MODELS:
+            values[name], errors[name] = means, [each.error(at.panel, name, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),
@@ -82,7 +83,7 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     )
 
 
-def _choose_window(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
+def _choose_window(tables: Results, common: bool | None, folder: Path) -> WindowView:
     if common and tables.common is None:
         known = {tables.own.window_of(name) for name in tables.own.names}
         if len(known) > 1:
@@ -90,7 +91,7 @@ def _choose_window(tables: StudyTables, common: bool | None, folder: Path) -> At
     return tables.own if tables.common is None or common is False else tables.common
 
 
-def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
+def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     """Measures at every window that was measured, for scores at several lengths."""
     names = [name for name in measures if name in AT_EVERY_WINDOW]
     if own.windows is None or not names:
@@ -146,7 +147,7 @@ class ComparedHeads:
         return float(joined.std()) if np.isfinite(joined).all() else math.nan
 
 
-def compared_heads(at: AtWindow, name: str) -> ComparedHeads:
+def compared_heads(at: WindowView, name: str) -> ComparedHeads:
     """The heads of an entry that are compared: of its full-attention layers, or all where they are of one kind."""
     heads = at.of_entry(name)
     full = ~has_window(heads)

@@ -9,7 +9,6 @@ from qkscope.lenses import (
     claims,
     concordance,
     kind_of_layer,
-    mean_table,
     measures,
     norms,
     plasticity,
@@ -44,7 +43,6 @@ ROOMS = (
     across_models,
     runs,
     claims,
-    mean_table,
     sample,
 )
 

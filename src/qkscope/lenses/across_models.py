@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 
 from qkscope.kinds import MODELS
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Summary
 from qkscope.lenses.charts import Drawing
+from qkscope.lenses.views import WindowView
 
 ENTRIES, ROLES = "entries", "pc_roles"
 EVERY_MODEL = ""  # in the column `model`: all heads of all models together, as the publication has it
 MOST_COMPONENTS = 10
 
 
-def entries_at(at: AtWindow) -> pd.DataFrame | None:
+def entries_at(at: WindowView) -> pd.DataFrame | None:
     """One row per model: what its study and its weights say."""
     if at.study.kind != MODELS:
         return None
@@ -41,7 +41,7 @@ def entries_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def roles_at(at: AtWindow) -> pd.DataFrame | None:
+def roles_at(at: WindowView) -> pd.DataFrame | None:
     """Means over heads of each component, by model and over all models: r as it is, and its size.
 
     r_q is at least 0 by convention, r_k has the sign that goes with it: in a mean, heads of both signs cancel.

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qkscope.kinds import CHECKPOINTS, StudyKind
 from qkscope.lenses.charts import Chart
+from qkscope.results.schema import COMPONENTS_TABLE, PLACE_COLUMNS, QK, TABLES, TableKind, table_kind
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.study_sums import StudySums
     from qkscope.lenses.sums import LayerSums
+    from qkscope.lenses.views import Results, WindowView
     from qkscope.stats.jackknife import Scale
 
-# At which windows a table has rows: each checkpoint's own context, the window that all share, both, every doubling up
-# to the own context, or all of these.
-Windows = Literal["own", "common", "own and common", "doublings", "every"]
+# At which windows measures are computed: each checkpoint's own context, the window that all share (where that is
+# another), both, or these and every doubling up to the own context.
+Windows = Literal["own", "common", "own and common", "every"]
 ViewKind = Literal["curve", "heatmap", "scatter", "bars"]
 
 
@@ -60,27 +61,28 @@ def titled(measures: Sequence[Measure], titles: Mapping[str, str]) -> tuple[Meas
 
 @dataclass(frozen=True)
 class HeadTable:
-    """A file with rows per checkpoint and head: `rows` computes one layer's columns from that layer's sums.
+    """A set of measures of each checkpoint and head: `rows` computes those of one layer from that layer's sums.
 
     Each array has one entry per head, (heads,), or one per head and place on a second axis, (heads, places): a
-    component, a position bucket, a plane. The driver adds who and where (checkpoint, layer, head, key head, place,
-    window, what the layer is). It also calls `rows` with the sums without each group of documents in turn, and writes
-    the errors that follow beside each column, as `<column>_se`. A table per layer has arrays (1,) or (1, places).
+    component, a position bucket, a plane. Sets with the same second axis are columns of one table (`heads`, `buckets`,
+    ...), to which the driver adds who and where (checkpoint, window, layer, head, place). It also calls `rows` with the
+    sums without each group of documents in turn, and writes the errors that follow beside each column, as
+    `<column>_se`. A set per layer has arrays (1, places).
     """
 
-    file: str
+    name: str  # of the set: a plain word
     columns: tuple[Measure, ...]
-    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes the file
+    rows: Callable[[LayerSums], Mapping[str, NDArray[Any]]] | None  # None: another command writes `<name>.csv`
     windows: Windows = "own and common"
     across: str | None = None  # the second axis, and the column with the place on it: pc, bucket, plane
     per: Literal["head", "layer"] = "head"
-    detail: bool = False  # so many rows that large studies go without (study key `detail`); six digits are written
-    holds_fixed: str = ""  # what replicates share with the whole, in words: the column `errors` says so
+    detail: bool = False  # so many rows that large studies go without (study key `detail`)
+    holds_fixed: str = ""  # what replicates share with the whole, in words
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
-    stated: tuple[tuple[str, str], ...] = ()  # columns of text that is the same in every row: (name, text)
+    estimator: str = ""  # how the numbers were found, where there are several ways
     judged: tuple[Measure, ...] = ()  # what `judge` adds: columns that say how sure others are
     judge: Callable[[Judged], Mapping[str, NDArray[Any]]] | None = None
-    replicated: tuple[str, ...] = ()  # columns whose replicates are kept, for errors of means over heads
+    replicated: tuple[str, ...] = ()  # columns whose replicates are kept for every head
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     averaged_measures: tuple[Measure, ...] = ()  # what `averaged` adds
@@ -90,10 +92,21 @@ class HeadTable:
     needs_vectors: bool = False  # made only for checkpoints whose vectors were kept
 
     @property
+    def kind(self) -> TableKind:
+        """What a row of its table is."""
+        if self.across == "pc" and self.name != QK:
+            return TABLES[COMPONENTS_TABLE]
+        return table_kind(self.across, self.per)
+
+    @property
+    def table(self) -> str:
+        """The table that has these measures as columns; of those that another command writes, a file of their own."""
+        return self.name if self.rows is None else self.kind.name
+
+    @property
     def key(self) -> tuple[str, ...]:
         """The columns that tell its rows apart."""
-        who = ("model", "layer", "head", "window") if self.per == "head" else ("model", "layer", "window")
-        return who if self.across is None else (*who, self.across)
+        return self.kind.key
 
     @property
     def has_row_per_head(self) -> bool:
@@ -177,11 +190,11 @@ class Summary:
     """A table over the heads of each checkpoint, `tables/<name>.csv`; `build` returns None where there is none."""
 
     name: str
-    build: Callable[[AtWindow], pd.DataFrame | None]
+    build: Callable[[WindowView], pd.DataFrame | None]
     at_common_window: bool = True  # also made there, as `<name>_common.csv`
     # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
     # and pieces are made on all cores.
-    pieces: Callable[[AtWindow], Sequence[Callable[[], pd.DataFrame]]] | None = None
+    pieces: Callable[[WindowView], Sequence[Callable[[], pd.DataFrame]]] | None = None
     over_windows: WindowMeans | None = None  # what the page states of errors, where it has a row per entry and window
 
 
@@ -196,16 +209,16 @@ class Figure:
     measures: tuple[str, ...] = ()  # those that the card reports, most important first; the chart's by default
     needs: tuple[str, ...] = ()  # names of tables
     number: int | None = None  # one of the ten main figures; others are in the appendix
-    worthwhile: Callable[[AtWindow], bool] | None = None  # whether there is enough to draw
+    worthwhile: Callable[[WindowView], bool] | None = None  # whether there is enough to draw
     # Sentences that no template writes, at most three in all; the rest come from the trends of `measures`.
-    takeaways: Callable[[StudyTables], Sequence[str]] | None = None
+    takeaways: Callable[[Results], Sequence[str]] | None = None
 
     @property
     def reported(self) -> tuple[str, ...]:
         """The measures that the card reports."""
         return self.measures or self.chart.measures
 
-    def exists(self, at: AtWindow) -> bool:
+    def exists(self, at: WindowView) -> bool:
         """Whether results carry the figure: the one place that decides it."""
         if not any(map(at.has_measure, self.reported)) or not all(map(at.has, self.needs)):
             return False
@@ -260,15 +273,16 @@ class Detail:
 
     def __post_init__(self) -> None:
         every = (*self.shared, *self.of_layer, *self.columns)
-        unknown = [name for name in every if name not in (self.across, *self.table.written)]
+        shared = (self.across, *PLACE_COLUMNS.get(self.table.table, ()))
+        unknown = [name for name in every if name not in (*shared, *self.table.written)]
         if unknown:
-            raise ValueError(f"detail {self.name!r}: {self.table.file} has no {', '.join(unknown)}")
+            raise ValueError(f"detail {self.name!r}: {self.table.name} has no {', '.join(unknown)}")
 
     @property
     def across(self) -> str:
         """The column with the place on the second axis."""
         if self.table.across is None:
-            raise ValueError(f"detail {self.name!r}: {self.table.file} has one row per {self.table.per}")
+            raise ValueError(f"detail {self.name!r}: {self.table.name} has one row per {self.table.per}")
         return self.table.across
 
 
@@ -277,7 +291,7 @@ class OwnView:
     """A view with a module of its own in the page, where named columns do not describe what is to be seen."""
 
     name: str  # by which the module finds its data
-    data: Callable[[StudyTables], Any]  # plain values, which become JSON
+    data: Callable[[Results], Any]  # plain values, which become JSON
 
 
 @dataclass(frozen=True)
@@ -310,8 +324,10 @@ class Lens:
     details: tuple[Detail, ...] = ()
     own_views: tuple[OwnView, ...] = ()
     # For the first screen of the page; where several lenses know a cause, the first one's is told.
-    cause: Callable[[StudyTables], Cause | None] | None = None
-    examples: Callable[[AtWindow], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
+    cause: Callable[[Results], Cause | None] | None = None
+    # What a change from one entry to another is made of, by measure and layer type: see `long_tables.ATTRIBUTION`.
+    attribution: Callable[[WindowView, str, str], Mapping[tuple[str, str], Mapping[str, float]]] | None = None
+    examples: Callable[[WindowView], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them
 
 
 def later(place: str) -> Callable[..., Any]:

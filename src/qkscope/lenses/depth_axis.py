@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
-from qkscope.stats.noise import Part
+from qkscope.lenses.views import WindowView
+from qkscope.stats.means import Part
 
 N_BINS = 10
 EDGES = np.linspace(0.0, 1.0, N_BINS + 1)
@@ -95,6 +95,6 @@ def layer_counts(heads: pd.DataFrame) -> dict[str, int]:
     return counts
 
 
-def depth_axis(at: AtWindow) -> DepthAxis:
+def depth_axis(at: WindowView) -> DepthAxis:
     """The cells of the study's depth tables."""
     return DepthAxis.of(at.heads)

@@ -18,11 +18,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from qkscope.lenses.pca import orientation
 from qkscope.results.mapped import SpillingTable, in_blocks, rows_of_entries
+from qkscope.results.schema import JUDGED_COLUMNS, QK_COLUMNS
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_correlations, scaled_replicates
 from qkscope.stats.significance import is_significant
 
 KEY = ["model", "layer", "head"]
 FREEDOM = "freedom"  # degrees of freedom of a head's standard errors
+WHERE = ("model", "layer", "head", "depth", "layer_kind", "window")
+REDRAWN = ("r_q", "r_k", "explained_variance", "sign_sure")  # in each draw; all else is as for the whole
+_MEASURED = {*QK_COLUMNS, *(f"{name}_se" for name in QK_COLUMNS), *JUDGED_COLUMNS, FREEDOM, "gap_se", "layer_kind"}
 Array = NDArray[np.float64]
 
 
@@ -41,13 +45,13 @@ def draw_tables(
     if replicates is None or not groups:
         return []
     places = rows_of_entries(replicates["model"])
-
+    known = [name for name in heads.columns if name in _MEASURED]
     tables = [SpillingTable() for _ in groups]
-    for block in in_blocks(heads):
+    for block in in_blocks(heads[known]):
         there = [replicates.iloc[places[name]] for name in block["model"].unique() if name in places]
         rows = _joined(block, pd.concat(there) if there else replicates.iloc[:0])
         for gathered, draw in zip(tables, _drawn(block, rows, groups), strict=True):
-            gathered.add(_numbers_of(derive(draw)))
+            gathered.add(_numbers_of(derive(draw), known))
     return [gathered.table() for gathered in tables]
 
 
@@ -79,10 +83,11 @@ def _drawn(heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int]) -> Iterat
         yield drawn.assign(sign_sure=_sign_sure(drawn, len(groups) - 1)) if "sign_sure" in heads.columns else drawn
 
 
-def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
-    """What a draw is kept for: who, where, and numbers in half the memory."""
-    kept = [c for c in ("model", "layer", "head", "depth", "layer_kind", "window") if c in heads.columns]
-    others = [c for c in heads.columns if c not in kept and pd.api.types.is_numeric_dtype(heads[c].dtype)]
+def _numbers_of(heads: pd.DataFrame, known: list[str]) -> pd.DataFrame:
+    """What a draw is kept for: who, where, and the numbers that differ between draws, in half the memory."""
+    kept = [name for name in WHERE if name in heads.columns]
+    others = [name for name in heads.columns if name in REDRAWN or name not in (*known, *kept)]
+    others = [name for name in others if pd.api.types.is_numeric_dtype(heads[name].dtype)]
     numbers = heads[others].to_numpy(dtype=np.float32, na_value=np.nan)
     return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
 
@@ -90,6 +95,12 @@ def _numbers_of(heads: pd.DataFrame) -> pd.DataFrame:
 def _sign_sure(drawn: pd.DataFrame, freedom: float) -> Array:
     """Whose sign would be sure in a draw, by the rule of tables; errors are those of the whole."""
     return is_significant(drawn["r_q"], drawn["r_q_se"], freedom)
+
+
+def groups_freedom(replicates: pd.DataFrame | None) -> float:
+    """Degrees of freedom of standard errors from these rows: the fewest that any have where they do not say."""
+    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
+    return float(max(len(groups), FEWEST_GROUPS) - 1)
 
 
 def freedom_of(heads: pd.DataFrame) -> Array:

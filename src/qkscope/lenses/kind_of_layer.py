@@ -14,7 +14,7 @@ import pandas as pd
 
 from qkscope.lenses.base import Lens
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.stats.means import EVERY_HEAD, Part
 
 EVERY_KIND = "all"  # the `layer_kind` of a summary's rows over all heads
 _POSITIONS = {ROTARY: "rotary", NOPE: "NoPE", UNKNOWN: ""}
@@ -65,6 +65,12 @@ def _rank(kind: str) -> tuple[int, int, int]:
     position = next((i for i, name in enumerate(("rotary", "NoPE")) if name in words), 2)
     attention = next((i for i, name in enumerate((FULL, SLIDING, CHUNKED)) if name in words), 0)
     return position, attention, int(words[-1]) if words[-1].isdigit() else 0
+
+
+def rows_by_kind(kinds: Iterable[str]) -> list[str]:
+    """The layer types of a summary's rows: `all`, then each type where there are several."""
+    names = kinds_in_order(kinds)
+    return [EVERY_KIND, *(names if len(names) > 1 else [])]
 
 
 def part_of(kind: str) -> Part:

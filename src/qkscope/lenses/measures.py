@@ -19,7 +19,7 @@ from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
 from qkscope.moments.second_moments import Statistics
 
-FILE = "measures.csv"
+FILE = "measures"
 SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)
 # Directions with less than this share of the largest variance are left out of the read-out: activations in bfloat16
 # have relative steps of 2^-8, so below about a millionth there is only what rounding put there.

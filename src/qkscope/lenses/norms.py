@@ -19,7 +19,7 @@ from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Kind, Statistics
 from qkscope.validation.kept import KeptLayer
 
-FILE = "norms.csv"
+FILE = "norms"
 SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
 COLUMNS = (
     Measure("rms_q", "Root mean square length of queries.", "vector", SIZE, title="query norm"),
@@ -90,7 +90,7 @@ COLUMNS = (
         error=None,
         title="largest sampled score",
     ),
-    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None),
+    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None, kind="constant"),
 )
 
 
@@ -200,9 +200,8 @@ def visible(position: NDArray[np.int64], facts: LayerFacts) -> Mask:
 
 # --- by position bucket ------------------------------------------------------------------------------
 
-BUCKETS_FILE = "norms_buckets.csv"
+BUCKETS_FILE = "norms_buckets"
 BUCKET_COLUMNS = (
-    Measure("position", "Mean position of the bucket's tokens.", "tokens", SIZE, error=None),
     Measure("rms_q", "Root mean square length of the bucket's queries.", "vector", SIZE),
     Measure("rms_k", "Root mean square length of the bucket's keys.", "vector", SIZE),
     Measure(
@@ -220,8 +219,8 @@ def norms_by_bucket(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     lengths = {"rms_q": _lengths(sums, "q"), "rms_k": _lengths(sums, "k")}
     if sums.whole is not None:
         unknown = np.full(lengths["rms_q"].shape, np.nan)
-        return {"position": unknown, **lengths, "score_std": unknown}
-    return {"position": sums.q_buckets.mean_t, **lengths, "score_std": _spreads(sums)}
+        return {**lengths, "score_std": unknown}
+    return {**lengths, "score_std": _spreads(sums)}
 
 
 def _lengths(sums: LayerSums, kind: Kind) -> Array:

@@ -8,13 +8,11 @@ change: the earlier numbers are turned round (`turned`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.lenses.signs import is_turned, sign_unsure
 from qkscope.results.mapped import NO_ROWS, SpillingTable, rows_of_entries
@@ -68,10 +66,3 @@ def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFra
         changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
         table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
     return table
-
-
-def changes_at(at: AtWindow) -> pd.DataFrame | None:
-    """`changes.csv`: every head between neighboring checkpoints of one run that saw the same documents; else None."""
-    if at.replicates is None or not (at.study.one_run and at.study.same_documents) or len(at.names) < 2:
-        return None
-    return paired_changes(at.heads, at.replicates, list(itertools.pairwise(at.names)))

@@ -20,12 +20,12 @@ from qkscope.lenses.base import Figure, HeadTable, Judged, Lens, Measure
 from qkscope.lenses.categories import HIGH, LOW, classify
 from qkscope.lenses.charts import DepthMap, HeadScatter, Panel, Trajectories
 from qkscope.lenses.draws import drawn_correlations
-from qkscope.lenses.rows import COMPONENTS, ZERO_R, RowSettings, checkpoint_rows
+from qkscope.lenses.rows import ZERO_R, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
-from qkscope.results.schema import QK_COMMON_CSV, QK_CSV, QK_WINDOWS_CSV, REPLICATES_CSV
 from qkscope.stats.significance import is_significant
 from qkscope.study.heads import HeadSample, LayerChoice
+from qkscope.study.rows import COMPONENTS, RowSettings
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
@@ -62,7 +62,7 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     known = np.isfinite(error) & (error > ZERO_R)  # copies of one document have no error
     freedom = len(of.sums.replication.groups) - 1
     close = is_significant(columns["gap"], columns["gap_se"], freedom) == 0
-    above = np.pad(close[:, :-1], ((0, 0), (1, 0)))  # the component before is as close
+    above = np.pad(close[:, :-1], ((0, 0), (1, 0))) if close.ndim == 2 else False  # the component before is as close
     sure = is_significant(columns["r_q"], columns["r_q_se"], freedom)
     share = np.full(columns["r_q"].shape, np.nan)
     if of.replicates:
@@ -77,18 +77,14 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
+def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """Component 0 alone, one number per head."""
+    return {name: values[:, 0] if values.ndim == 2 else values for name, values in components_of(sums).items()}
+
+
 def components_of(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """Every component that tables keep."""
-    return _columns(sums, sums.components)
-
-
-def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """Component 0 alone."""
-    return _columns(sums, 1)
-
-
-def _columns(sums: LayerSums, components: int) -> Mapping[str, NDArray[np.float64]]:
-    principal = sums.principal
+    principal, components = sums.principal, sums.components
     columns = {column.name: getattr(principal, column.name) for column in COLUMNS}
     columns = {name: values[:, :components] if values.ndim == 2 else values for name, values in columns.items()}
     return {**columns, **{name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}}
@@ -96,7 +92,7 @@ def _columns(sums: LayerSums, components: int) -> Mapping[str, NDArray[np.float6
 
 def warn_undefined(table: pd.DataFrame, model: str) -> None:
     """Say which heads have no correlation on component 0, and why."""
-    leading = table[table["pc"] == 0]
+    leading = table[table["pc"] == 0] if "pc" in table.columns else table
     undefined = leading[leading["r_q"].isna() | leading["r_k"].isna()]
     if undefined.empty:
         return
@@ -116,25 +112,19 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
     )
 
 
-OWN = HeadTable(QK_CSV, COLUMNS, components_of, "own", across="pc", check=warn_undefined, judged=JUDGED, judge=judge)
-COMMON = replace(OWN, file=QK_COMMON_CSV, windows="common")
-# Component 0 without each document group in turn: what errors of means and shares over heads are made of.
-_KEPT = ("explained_variance", "r_q", "r_k", "n_q")
-
-
-def _kept(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    columns = {name: getattr(sums.principal, name) for name in _KEPT}
-    return {name: values[:, 0] if values.ndim == 2 else values for name, values in columns.items()}
-
-
-REPLICATES = HeadTable(
-    REPLICATES_CSV,
-    tuple(replace(column, error=None) for column in COLUMNS if column.name in _KEPT),
-    _kept,
+OWN = HeadTable("qk", COLUMNS, components_of, "own", across="pc", check=warn_undefined, judged=JUDGED, judge=judge)
+COMMON = replace(OWN, name="components", windows="common")
+# Component 0 at every window; its replicates are what errors of means and shares over heads are made of.
+LEADING = HeadTable(
+    "position",
+    COLUMNS,
+    leading_component,
     "every",
-    replicated=_KEPT,
+    judged=JUDGED,
+    judge=judge,
+    replicated=("explained_variance", "r_q", "r_k", "n_q"),
+    check=warn_undefined,
 )
-DOUBLINGS = replace(OWN, file=QK_WINDOWS_CSV, windows="doublings", rows=leading_component)
 
 
 def qk_table(
@@ -149,7 +139,7 @@ def qk_table(
 ) -> pd.DataFrame:
     """One checkpoint's rows: every chosen head and component over the first `window` positions (all by default)."""
     settings = RowSettings(own=window, components=components, heads=heads, layers=layers, skip=skip)
-    return checkpoint_rows(moments, [OWN], settings, model=model)[OWN.file]
+    return checkpoint_rows(moments, [OWN], settings, model=model)[OWN.table]
 
 
 def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
@@ -176,7 +166,7 @@ LENS = Lens(
     name="position",
     title="Position signal",
     question="Which heads follow position, in their queries and in their keys?",
-    tables=(OWN, COMMON, REPLICATES),
+    tables=(OWN, COMMON, LEADING),
     derive=with_measures,
     derived=(
         Measure("r_k_abs", "Absolute value of r_k.", "", SHARE, title="size of r_k", color=RED),

@@ -6,31 +6,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qkscope.lenses.base import HeadTable, Lens, StudyBuild, Summary
+from qkscope.results.schema import TABLES
 
 _LENSES: list[Lens] = []
 
 
 def register(lens: Lens) -> Lens:
     """Add an analysis: from now on every run, report and page has it. Names must be new."""
-    taken = {each.name for each in _LENSES} | {figure.name for each in _LENSES for figure in each.figures}
-    files = {file for each in _LENSES for file in _files(each)}
+    names = {each.name for each in _LENSES} | {figure.name for each in _LENSES for figure in each.figures}
     summaries = {summary.name for each in _LENSES for summary in each.summaries}
+    sources = {name for each in _LENSES for name in _sources(each)}
+    columns = {column for each in _LENSES for column in _columns(each)}
     on_page = {name for each in _LENSES for name in _on_page(each)}
     for name, known in (
-        *((file, files) for file in _files(lens)),
+        *((name, names) for name in (lens.name, *(figure.name for figure in lens.figures if figure.name != lens.name))),
+        *((name, sources) for name in _sources(lens)),
         *((summary.name, summaries) for summary in lens.summaries),
         *((name, on_page) for name in _on_page(lens)),
-        *((name, taken) for name in (lens.name, *(figure.name for figure in lens.figures if figure.name != lens.name))),
     ):
         if name in known:
             raise ValueError(f"lens {lens.name!r}: {name!r} is taken by another lens")
+    taken = [each.name for each in lens.tables if each.name in TABLES and each.table != each.name]
+    if taken:
+        raise ValueError(f"lens {lens.name!r}: {taken[0]!r} is the name of a table, and cannot be that of its measures")
+    own = _columns(lens)
+    for table, column in own:
+        if (table, column) in columns or own.count((table, column)) > 1:
+            raise ValueError(f"lens {lens.name!r}: the table {table!r} has a measure {column!r} already")
     _LENSES.append(lens)
     return lens
 
 
-def _files(lens: Lens) -> list[str]:
+def _sources(lens: Lens) -> list[str]:
+    """Names of its sets of measures, and files of its other tables."""
     of_study = [table.file for each in lens.of_study for table in each.tables]
-    return [*(table.file for table in lens.tables), *of_study]
+    return [*(table.name for table in lens.tables), *of_study]
+
+
+def _columns(lens: Lens) -> list[tuple[str, str]]:
+    """Each column that it adds to a table, with the table's name."""
+    return [(each.table, column) for each in lens.tables for column in each.written]
 
 
 def _on_page(lens: Lens) -> list[str]:
@@ -46,7 +61,7 @@ def registered() -> tuple[Lens, ...]:
 
 
 def head_tables() -> tuple[HeadTable, ...]:
-    """The head tables of all lenses that are made from sums, in order."""
+    """The sets of measures of all lenses that are made from sums, in order."""
     return tuple(table for lens in registered() for table in lens.tables if table.rows is not None)
 
 
@@ -56,8 +71,8 @@ def study_builds() -> tuple[StudyBuild, ...]:
 
 
 def tables_of_commands() -> tuple[str, ...]:
-    """Files of head tables and study tables that other commands than run and analyze write, such as `ablate`."""
-    files = [table.file for lens in registered() for table in lens.tables if table.rows is None]
+    """Files that other commands than run and analyze write, such as `ablate`."""
+    files = [f"{table.name}.csv" for lens in registered() for table in lens.tables if table.rows is None]
     files += [table.file for lens in registered() for of in lens.of_study if of.build is None for table in of.tables]
     return tuple(files)
 

@@ -1,13 +1,16 @@
-"""Moments in, rows of head tables out. A layer is read once per window, whatever tables want it there."""
+"""Moments in, rows of tables out: every measure of every head, at every window, with its standard error.
+
+A layer is read once per window, whatever lenses want it there. What they compute are arrays, (heads,) or (heads,
+places); these are put together as tables here and written elsewhere (`tables/parts.py`).
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import cpu_count
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,90 +19,357 @@ from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import HeadTable, Judged, error_name
-from qkscope.lenses.means import finished_means, has_means, joined_means, mean_rows, tokens_row
+from qkscope.lenses.means import MeanRow, has_means, mean_rows, means_table, tokens_row
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS, LAYER_MEANS_CSV
+from qkscope.results.schema import (
+    COMPONENTS_TABLE,
+    FACT_COLUMNS,
+    LAYER_COLUMNS,
+    LAYER_MEANS,
+    PLACE_COLUMNS,
+    QK,
+    REPLICATES,
+)
 from qkscope.stats.jackknife import jackknife_error
-from qkscope.study.heads import HeadSample, LayerChoice, choose_heads
+from qkscope.study.heads import choose_heads
+from qkscope.study.rows import RowSettings
 from qkscope.text import counted
 
-COMPONENTS = 10  # as published; explained variance is spread thinly beyond
 ROUNDING = 1e-12  # of a number: an error below that is 0
 ZERO_R = 1e-6  # the error of a correlation below which it is 0: groups keep sums in float32
 SHOWN = 5  # columns that a warning names
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Columns = Mapping[str, Any]  # one layer's part of a table
-LayerParts = dict[tuple[str, int], Columns]  # of each table, by file name and window
+Columns = Mapping[str, NDArray[Any]]  # of a layer
 
 
 @dataclass(frozen=True)
-class RowSettings:
-    """Which rows tables have."""
+class LayerRows:
+    """A layer at a window: what it is, and the columns of each set of measures, by the set's name."""
 
-    own: int | None = None  # tokens of the checkpoint's own context; the whole of its sums by default
-    common: int | None = None  # tokens of the common window; by default there is nothing to compare with
-    components: int = COMPONENTS
-    heads: HeadSample | None = None
-    layers: LayerChoice = "all"
-    skip: int = 0  # leading positions that are left out: 1 leaves out attention sinks
-    detail: bool = True  # whether tables with many rows per head are made
-    vectors: Path | None = None  # where a sample of the checkpoint's vectors is kept, if one is
-    common_of_sums: bool = False  # the common window is the one that the sums were made for
+    window: int
+    heads: Sequence[int]
+    kv_heads: Sequence[int]
+    facts: Mapping[str, Any]  # the same for all its rows
+    places: Mapping[str, Columns]  # by table: what all heads have in common at a place
+    columns: Mapping[str, Columns]
+    # (1 + groups, heads): of the columns whose replicates are kept, from all documents, then without each group.
+    replicates: Mapping[str, NDArray[np.float64]]
+    means: Sequence[MeanRow]
 
 
 def checkpoint_rows(
-    moments: Moments, tables: Sequence[HeadTable], settings: RowSettings, *, model: str
+    moments: Moments, sets: Sequence[HeadTable], settings: RowSettings, *, model: str
 ) -> dict[str, pd.DataFrame]:
-    """One checkpoint's rows of each table, by file name: windows, then layers, heads and places.
+    """One checkpoint's rows of each table, by its name: windows, then layers, heads and places.
 
-    Beside the tables, means over each layer's heads of whatever has one row per head (`layer_means.csv`).
+    `sets` are the sets of measures to compute. Beside their tables, means over each layer's heads of whatever has one
+    row per head, and the replicates of what says so.
     """
-    tables = [table for table in tables if settings.detail or not table.detail]
-    tables = [table for table in tables if settings.vectors is not None or not table.needs_vectors]
+    sets = [each for each in sets if settings.detail or not each.detail]
+    sets = [each for each in sets if settings.vectors is not None or not each.needs_vectors]
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
-    wanted = {table.file: table_windows(table, moments.layout, settings) for table in tables}
+    wanted = {each.name: set_windows(each, moments.layout, settings) for each in sets}
     every = dict.fromkeys(window for windows in wanted.values() for window in windows)
     n_layers = CheckpointRecord.read(moments.provenance).n_layers or max(moments.layers) + 1
     moments.settle()  # before threads read it
 
-    def of_layer(layer: int) -> LayerParts:
-        parts: LayerParts = {}
+    def of_layer(layer: int) -> list[LayerRows]:
+        rows = []
         for window in every:
             sums = layer_sums(
                 moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
             )
-            here = [table for table in tables if window in wanted[table.file]]
-            parts |= {(file, window): rows for file, rows in _rows_of(here, sums, layer, n_layers).items()}
+            rows.append(layer_rows([each for each in sets if window in wanted[each.name]], sums, n_layers, window))
             sums.release()
-        return parts
+        return rows
 
-    layers = over_layers(of_layer, chosen)
-    by_file = {}
-    for table in tables:
-        windows = [
-            finished(table, [part[table.file, window] for part in layers], model, window)
-            for window in wanted[table.file]
-        ]
-        by_file[table.file] = pd.concat(windows, ignore_index=True)
-    warn_of_zero_errors(tables, by_file, model)
-    if any(has_means(table) for table in tables):
-        means = {window: [part[LAYER_MEANS_CSV, window] for part in layers] for window in every}
-        by_file[LAYER_MEANS_CSV] = finished_means(means, model)
-    return by_file
+    by_layer = over_layers(of_layer, chosen)
+    rows = [layer[place] for place in range(len(every)) for layer in by_layer]  # windows, then layers
+    roles = window_roles(moments.layout, settings)
+    tables = finished_tables(sets, rows, model, roles)
+    made = [each for each in sets if each.table in tables]
+    checks = {(each.check, window): each for each in made if each.check is not None for window in wanted[each.name]}
+    for (check, window), each in checks.items():
+        rows_there = tables[each.table]
+        check(rows_there[rows_there["window"] == window], model)
+    warn_of_zero_errors(made, tables, model)
+    return tables
 
 
-def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataFrame], model: str) -> None:
+def layer_rows(sets: Sequence[HeadTable], sums: LayerSums, n_layers: int, window: int) -> LayerRows:
+    """What these sets of measures say of one layer over one window, as arrays."""
+    columns: dict[str, Columns] = {}
+    replicated: dict[str, NDArray[np.float64]] = {}
+    means = [tokens_row(sums)]
+    for each in sets:
+        columns[each.name], replicates = with_errors(each, sums)
+        _require_shapes(each, columns[each.name], len(sums.heads))
+        replicated |= {
+            name: _by_group(columns[each.name][name], replicates.get(name), sums) for name in each.replicated
+        }
+        means += mean_rows(each, sums, columns[each.name], replicates) if has_means(each) else []
+    tables = {each.table for each in sets}
+    return LayerRows(
+        window=window,
+        heads=sums.heads,
+        kv_heads=sums.kv_heads,
+        facts=_layer_facts(sums, n_layers),
+        places={table: _bucket_places(sums) for table in tables if table == "buckets"},
+        columns=columns,
+        replicates=replicated,
+        means=means,
+    )
+
+
+def set_windows(measures: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
+    """The windows at which a set of measures is computed for a checkpoint."""
+    own, common = _own_and_common(layout, settings)
+    doublings = [*(window for window in layout.windows() if window < own), own]
+    windows = {
+        "own": [own],
+        "common": [common] if common != own else [],
+        "own and common": [own, common],
+        "every": [own, common, *doublings],
+    }
+    return list(dict.fromkeys(windows[measures.windows]))
+
+
+def window_roles(layout: Layout, settings: RowSettings) -> Callable[[int], str]:
+    """What a window is to a checkpoint: `own`, `common`, `own+common`, or one of the `doubling`s."""
+    own, common = _own_and_common(layout, settings)
+
+    def role(window: int) -> str:
+        return "+".join(name for name, size in (("own", own), ("common", common)) if size == window) or "doubling"
+
+    return role
+
+
+def _own_and_common(layout: Layout, settings: RowSettings) -> tuple[int, int]:
+    own = settings.own or layout.context
+    stated = layout.common if settings.common_of_sums else settings.common
+    return own, own if stated is None else stated
+
+
+# --- a layer's numbers --------------------------------------------------------------------------------
+
+
+def own_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
+    """The lens's own columns of one layer: exactly those that it declares."""
+    if measures.rows is None:
+        raise ValueError(f"{measures.name} is not made from sums")
+    columns = {name: np.asarray(values) for name, values in measures.rows(sums).items()}
+    if set(columns) != set(measures.names):
+        odd = sorted(set(columns) ^ set(measures.names))[0]
+        state = "not computed" if odd in measures.names else "not declared"
+        raise ValueError(f"{measures.name}: measure {odd!r} is {state}")
+    return columns
+
+
+def replicated_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
+    """The same without each document group in turn: (groups, heads[, places]); empty where nobody needs them."""
+    wanted = measures.judge is not None or measures.replicated or any(column.error for column in measures.columns)
+    parts = [own_columns(measures, each.alone if measures.own_buckets else each) for each in sums.replicates if wanted]
+    return {name: np.stack([part[name] for part in parts]) for name in measures.names} if parts else {}
+
+
+def with_errors(measures: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """A layer's columns with their errors and what is judged by them, and the replicates."""
+    columns, replicates = own_columns(measures, sums), replicated_columns(measures, sums)
+    for column in measures.columns:
+        if column.error is not None:
+            whole, sizes = columns[column.name], sums.replication.sizes
+            columns[error_name(column.name)] = (
+                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
+                if replicates
+                else np.full(whole.shape, np.nan)
+            )
+    if measures.judge is not None:
+        columns.update(measures.judge(Judged(columns, replicates, sums)))
+    return columns, replicates
+
+
+def _require_shapes(measures: HeadTable, columns: Columns, heads: int) -> None:
+    units = heads if measures.per == "head" else 1
+    count = 1 if measures.across is None else next(values.shape[1] for values in columns.values() if values.ndim == 2)
+    for name, values in columns.items():
+        if values.shape not in ((units,), (units, count)):
+            raise ValueError(f"{measures.name}: measure {name!r} has shape {values.shape} for {units} {measures.per}s")
+
+
+def _by_group(whole: NDArray[Any], replicates: NDArray[Any] | None, sums: LayerSums) -> NDArray[np.float64]:
+    """A column from all documents, then without each group: NaN where it has no documents, or nothing is replicated."""
+    rows = np.full((1 + sums.groups, len(sums.heads)), np.nan)
+    rows[0] = whole
+    if replicates is not None:
+        rows[1 + np.array(sums.replication.groups, dtype=int)] = replicates
+    return rows
+
+
+def _layer_facts(sums: LayerSums, n_layers: int) -> dict[str, Any]:
+    facts = sums.facts
+    return {
+        "layer": facts.layer,
+        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
+        "rotary": facts.rotary,
+        "rotary_dims": facts.rotary_dims,
+        "head_dim": facts.head_dim,
+        "attention": facts.attention,
+        "attention_window": facts.attention_window,
+        "documents": sums.documents,
+        "errors": sums.replication.words,
+    }
+
+
+def _bucket_places(sums: LayerSums) -> dict[str, NDArray[Any]]:
+    """Where the layer's position buckets are: (buckets,), and the mean position of each head's queries."""
+    edges = np.asarray(sums.edges)
+    return {"start": edges[:-1], "end": edges[1:], "position": sums.q_buckets.mean_t}
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def finished_tables(
+    sets: Sequence[HeadTable], rows: Sequence[LayerRows], model: str, roles: Callable[[int], str]
+) -> dict[str, pd.DataFrame]:
+    """The tables of some sets of measures, from each layer's rows at each window."""
+    there = {name for each in rows for name in each.columns}
+    names = dict.fromkeys(each.table for each in sets if each.name in there)
+    tables = {name: finished([each for each in sets if each.table == name], rows, model, roles) for name in names}
+    if any(each.replicated for each in sets):
+        tables[REPLICATES] = _replicates_table(rows, model)
+    if any(map(has_means, sets)):
+        tables[LAYER_MEANS] = means_table([(each.window, each.facts["layer"], each.means) for each in rows], model)
+    return tables
+
+
+def finished(
+    sets: Sequence[HeadTable], rows: Sequence[LayerRows], model: str, roles: Callable[[int], str]
+) -> pd.DataFrame:
+    """One table: a column is put together once from all layers (a frame per layer costs more than its numbers).
+
+    Where a set of measures has no rows at some window, its cells are empty there.
+    """
+    kind = sets[0].kind
+    parts = [_Part.of(sets, each) for each in rows if any(measures.name in each.columns for measures in sets)]
+    columns: dict[str, Any] = {name: np.concatenate([part.fact(name) for part in parts]) for name in ("layer", "depth")}
+    if kind.per == "head":
+        columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("head", "kv_head")}
+    if kind.across:
+        columns[kind.across] = np.concatenate([part.place for part in parts])
+        columns |= {
+            name: np.concatenate([part.shared(kind.name, name) for part in parts])
+            for name in PLACE_COLUMNS.get(kind.name, ())
+        }
+    for measures in sets:
+        for name in measures.written:
+            columns[name] = np.concatenate([part.values(measures, name) for part in parts])
+    for name in ("rotary", "head_dim", "attention", "errors"):
+        columns[name] = np.concatenate([part.fact(name) for part in parts])
+    for name in ("rotary_dims", "attention_window", "documents"):
+        # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
+        columns[name] = pd.array([v for part in parts for v in [part.facts[name]] * part.size], dtype="Int64")
+    columns["window"] = np.concatenate([np.full(part.size, part.window) for part in parts])
+    columns["windows"] = np.concatenate([np.full(part.size, roles(part.window), dtype=object) for part in parts])
+    columns["model"] = [model] * len(columns["layer"])
+    return pd.DataFrame({name: columns[name] for name in table_columns(sets)})
+
+
+def table_columns(sets: Sequence[HeadTable]) -> tuple[str, ...]:
+    """The columns of a table with these sets of measures, in order; those of the published ones are as published."""
+    kind = sets[0].kind
+    who = ("depth", *(("head", "kv_head") if kind.per == "head" else ()), *([kind.across] if kind.across else []))
+    written = [name for measures in sets for name in measures.written]
+    if kind.name in (QK, COMPONENTS_TABLE):
+        return ("model", "layer", *who, *written, *LAYER_COLUMNS)
+    places = PLACE_COLUMNS.get(kind.name, ())
+    return ("model", "window", "windows", "layer", *who, *places, *written, *FACT_COLUMNS)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A layer at a window as rows: a head (or the layer itself) after the other, each at all places."""
+
+    window: int
+    facts: Mapping[str, Any]
+    columns: Mapping[str, Columns]
+    places: Mapping[str, Columns]
+    units: int
+    count: int  # places of each
+    head: NDArray[np.int64]
+    kv_head: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sets: Sequence[HeadTable], rows: LayerRows) -> _Part:
+        arrays = [values for measures in sets for values in rows.columns.get(measures.name, {}).values()]
+        count = max((values.shape[1] for values in arrays if values.ndim == 2), default=1)
+        units = len(rows.heads) if sets[0].per == "head" else 1
+        who = [np.repeat(np.array(each), count) for each in (rows.heads, rows.kv_heads)]
+        return cls(rows.window, rows.facts, rows.columns, rows.places, units, count, *who)
+
+    @property
+    def size(self) -> int:
+        """How many rows."""
+        return self.units * self.count
+
+    @property
+    def place(self) -> NDArray[np.int64]:
+        """The place of each row."""
+        return np.tile(np.arange(self.count), self.units)
+
+    def fact(self, name: str) -> NDArray[Any]:
+        """What is the same in all rows."""
+        value = self.facts[name]
+        return np.full(self.size, value, dtype=object if isinstance(value, str) else None)
+
+    def shared(self, table: str, name: str) -> NDArray[Any]:
+        """What is known of each place."""
+        values = self.places[table][name]
+        return values.ravel() if values.ndim == 2 else np.tile(values, self.units)
+
+    def values(self, measures: HeadTable, name: str) -> NDArray[Any]:
+        """A column; empty where its set of measures is not computed at this window."""
+        columns = self.columns.get(measures.name)
+        if columns is None:
+            return np.full(self.size, "", dtype=object) if name in measures.texts else np.full(self.size, np.nan)
+        values = columns[name]
+        return values.ravel() if values.ndim == 2 else np.repeat(values, self.count)
+
+
+def replicate_name(column: str, group: int) -> str:
+    """The column that has another one's values without a document group."""
+    return f"{column}_without_{group}"
+
+
+def _replicates_table(rows: Sequence[LayerRows], model: str) -> pd.DataFrame:
+    """Measures of every head without each document group in turn."""
+    parts = [each for each in rows if each.replicates]
+    columns: dict[str, Any] = {
+        "model": [model] * sum(len(part.heads) for part in parts),
+        "window": np.concatenate([np.full(len(part.heads), part.window) for part in parts]),
+        "layer": np.concatenate([np.full(len(part.heads), part.facts["layer"]) for part in parts]),
+        "head": np.concatenate([np.array(part.heads) for part in parts]),
+    }
+    columns["errors"] = [part.facts["errors"] for part in parts for _ in part.heads]
+    for name in parts[0].replicates:
+        whole, *without = np.concatenate([part.replicates[name] for part in parts], axis=1)  # (1 + groups, rows)
+        columns[name] = whole
+        columns |= {replicate_name(name, group): values for group, values in enumerate(without)}
+    return pd.DataFrame(columns)
+
+
+def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataFrame], model: str) -> None:
     """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
     heads_without: dict[str, int] = {}
-    for table in tables:
-        for name in (column.name for column in table.columns if column.error is not None):
-            if heads := _without_error(table, rows[table.file], name):
+    for measures in sets:
+        for name in (column.name for column in measures.columns if column.error is not None):
+            if heads := _without_error(measures, tables[measures.table], name):
                 heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
     if heads_without:
         listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
@@ -112,156 +382,18 @@ def warn_of_zero_errors(tables: Sequence[HeadTable], rows: Mapping[str, pd.DataF
         )
 
 
-def _without_error(table: HeadTable, rows: pd.DataFrame, name: str) -> int:
+def _without_error(measures: HeadTable, rows: pd.DataFrame, name: str) -> int:
     """How many heads (or layers) have no error in a column, at any place of some window.
 
     Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
     """
-    who = ["window", "layer", "head"] if table.per == "head" else ["window", "layer"]
+    who = ["window", "layer", "head"] if measures.per == "head" else ["window", "layer"]
     size = rows[name].abs()
     measured = np.isfinite(size) & (size > 0)
     bound = ZERO_R if name in ("r_q", "r_k") else ROUNDING * size
     zero = (rows[error_name(name)] <= bound)[measured]
     throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
     return int(throughout[throughout].index.droplevel("window").nunique())
-
-
-def _rows_of(tables: Sequence[HeadTable], sums: LayerSums, layer: int, n_layers: int) -> dict[str, Columns]:
-    """One layer's part of each table at one window, by file name, and of the means over heads."""
-    parts: dict[str, Columns] = {}
-    means = [tokens_row(sums)]
-    for table in tables:
-        columns, replicates = with_errors(table, sums)
-        parts[table.file] = layer_rows(table, sums, columns, replicates, n_layers)
-        means += mean_rows(table, sums, columns, replicates) if has_means(table) else []
-    return {**parts, LAYER_MEANS_CSV: joined_means(means, layer)}
-
-
-def table_windows(table: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
-    """The windows at which a table has rows of a checkpoint."""
-    own = settings.own or layout.context
-    stated = layout.common if settings.common_of_sums else settings.common
-    common = own if stated is None else stated
-    doublings = [*(window for window in layout.windows() if window < own), own]
-    windows = {
-        "own": [own],
-        "common": [common],
-        "own and common": [own, common],
-        "doublings": doublings,
-        "every": [*doublings, common],
-    }
-    return list(dict.fromkeys(windows[table.windows]))
-
-
-def own_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The lens's own columns of one layer: exactly those that it declares."""
-    if table.rows is None:
-        raise ValueError(f"{table.file} is not made from sums")
-    columns = {name: np.asarray(values) for name, values in table.rows(sums).items()}
-    if set(columns) != set(table.names):
-        odd = sorted(set(columns) ^ set(table.names))[0]
-        raise ValueError(f"{table.file}: column {odd!r} is {'not computed' if odd in table.names else 'not declared'}")
-    return columns
-
-
-def replicated_columns(table: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, components]); empty where nobody needs them."""
-    wanted = table.judge is not None or table.replicated or any(column.error for column in table.columns)
-    parts = [own_columns(table, each.alone if table.own_buckets else each) for each in sums.replicates if wanted]
-    return {name: np.stack([part[name] for part in parts]) for name in table.names} if parts else {}
-
-
-def with_errors(table: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """A layer's columns with their errors and what is judged by them, and the replicates."""
-    columns, replicates = own_columns(table, sums), replicated_columns(table, sums)
-    for column in table.columns:
-        if column.error is not None:
-            whole, sizes = columns[column.name], sums.replication.sizes
-            columns[error_name(column.name)] = (
-                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
-                if replicates
-                else np.full(whole.shape, np.nan)
-            )
-    if table.judge is not None:
-        columns.update(table.judge(Judged(columns, replicates, sums)))
-    return columns, replicates
-
-
-def layer_rows(
-    table: HeadTable,
-    sums: LayerSums,
-    columns: dict[str, NDArray[Any]],
-    replicates: Mapping[str, NDArray[Any]],
-    n_layers: int,
-) -> Columns:
-    """One layer's part of a table: the lens's own columns with their errors, and who and where."""
-    for name in table.replicated:
-        for group in range(sums.groups):
-            columns[replicate_name(name, group)] = _replicate(replicates.get(name), sums, group, columns[name])
-    units = len(sums.heads) if table.per == "head" else 1
-    count = 1 if table.across is None else next(values.shape[1] for values in columns.values() if values.ndim == 2)
-    for name, values in columns.items():
-        if values.shape not in ((units,), (units, count)):
-            raise ValueError(f"{table.file}: column {name!r} has shape {values.shape} for {units} {table.per}s")
-    who = {"head": sums.heads, "kv_head": sums.kv_heads} if table.per == "head" else {}
-    return {
-        **{name: np.repeat(np.array(values), count) for name, values in who.items()},
-        **{name: values.ravel() if values.ndim == 2 else np.repeat(values, count) for name, values in columns.items()},
-        **({table.across: np.tile(np.arange(count), units)} if table.across else {}),
-        **{name: [value] * (units * count) for name, value in _of_layer(table, sums, n_layers).items()},
-    }
-
-
-def _of_layer(table: HeadTable, sums: LayerSums, n_layers: int) -> dict[str, Any]:
-    """What a layer is, the same in all its rows."""
-    facts, replication = sums.facts, sums.replication
-    fixed = f", {table.holds_fixed} fixed" if table.holds_fixed and replication.method == "jackknife" else ""
-    return {
-        **dict(table.stated),
-        "layer": facts.layer,
-        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
-        "rotary": facts.rotary,
-        "head_dim": facts.head_dim,
-        "attention": facts.attention,
-        "rotary_dims": facts.rotary_dims,
-        "attention_window": facts.attention_window,
-        "documents": sums.documents,
-        "errors": (replace(replication, first_order=True) if table.own_buckets else replication).words + fixed,
-    }
-
-
-def _replicate(replicates: NDArray[Any] | None, sums: LayerSums, group: int, like: NDArray[Any]) -> NDArray[np.float64]:
-    """A column without one group; NaN where that group has no documents, or there are no replicates."""
-    if replicates is None or group not in sums.replication.groups:
-        return np.full(like.shape, np.nan)
-    return np.asarray(replicates[sums.replication.groups.index(group)], dtype=np.float64)
-
-
-def replicate_name(column: str, group: int) -> str:
-    """The column that has another one's values without a document group."""
-    return f"{column}_without_{group}"
-
-
-def finished(table: HeadTable, layers: Sequence[Columns], model: str, window: int) -> pd.DataFrame:
-    """Layers one below the other, as one table (made once: a table per layer costs more than its numbers)."""
-    columns: dict[str, Any] = {name: np.concatenate([part[name] for part in layers]) for name in layers[0]}
-    # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
-    for name in ("rotary_dims", "attention_window", "documents"):
-        columns[name] = pd.array([value for part in layers for value in part[name]], dtype="Int64")
-    count = len(columns["layer"])
-    columns["model"], columns["window"] = [model] * count, np.full(count, window)
-    replicates = [name for name in layers[0] if "_without_" in name]
-    rows = pd.DataFrame({name: columns[name] for name in (*file_columns(table), *replicates)})
-    if table.check is not None:
-        table.check(rows, model)
-    return rows
-
-
-def file_columns(table: HeadTable) -> tuple[str, ...]:
-    """The columns of a table's file, in order."""
-    who = IDENTITY_COLUMNS[:-1] if table.per == "head" else ("model", "layer", "depth")
-    place, stated = [table.across] if table.across else [], [name for name, _ in table.stated]
-    return (*who, *place, *table.written, *stated, *LAYER_COLUMNS)
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

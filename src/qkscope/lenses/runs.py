@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Summary
 from qkscope.lenses.charts import Drawing
+from qkscope.lenses.views import WindowView
 
 NAME, ACROSS = "runs", "runs_across"
 MEASURES = ("r_q", "r_k", "r_k_abs", "position-dominated")
 
 
-def runs_at(at: AtWindow) -> pd.DataFrame | None:
+def runs_at(at: WindowView) -> pd.DataFrame | None:
     """One row per run and step; None where there are not several runs, or one of them does not say its steps."""
     entries = at.study.checkpoints
     runs = {entry.record.run for entry in entries}
@@ -36,7 +36,7 @@ def runs_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows)
 
 
-def across_at(at: AtWindow) -> pd.DataFrame | None:
+def across_at(at: WindowView) -> pd.DataFrame | None:
     """One row per step that at least two runs have: the mean of their means, and their standard deviation."""
     table = at.find(NAME)
     if table is None:

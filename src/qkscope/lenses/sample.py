@@ -170,7 +170,7 @@ def sample(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     }
 
 
-TABLE = HeadTable("sample.csv", COLUMNS, sample, windows="own", across="token", detail=True, needs_vectors=True)
+TABLE = HeadTable("sample", COLUMNS, sample, windows="own", across="token", detail=True, needs_vectors=True)
 
 LENS = Lens(
     name="sample",

@@ -21,7 +21,7 @@ from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
 from qkscope.moments.second_moments import Kind
 
-FILE = "null.csv"
+FILE = "null"
 SHARE = (0.0, 1.0)
 KINDS = (("q", "queries"), ("k", "keys"))
 SHIFTED = "#6b7280"

@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 
 from qkscope.kinds import StudyKind
-from qkscope.lenses.rows import RowSettings
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.entries import saw_the_same
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.study.heads import choose_heads
+from qkscope.study.rows import RowSettings
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StudySums:
     entries: tuple[EntrySums, ...]
     kind: StudyKind
     settings: RowSettings
-    # The rows of each entry in turn of a head table (by its file), as they were written, at some windows.
+    # The rows of each entry in turn of a table (by its name), as they were written, at some windows.
     head_table: Callable[[str, Set[int]], Iterator[pd.DataFrame]]
 
     @cached_property

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import Figure, Lens, Measure, Summary
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS, HIGH, LOW, classify, undecided
 from qkscope.lenses.charts import Shares
 from qkscope.lenses.draws import freedom_of
-from qkscope.lenses.head_rows import heads_at, heads_in_pieces
+from qkscope.lenses.views import WindowView
 
 TRANSITION_COLUMNS = ("from_model", "to_model", "from_category", "to_category", "heads", "decided")
 
@@ -71,7 +70,7 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
     return pd.DataFrame(rows, columns=list(TRANSITION_COLUMNS))
 
 
-def transitions_at(at: AtWindow) -> pd.DataFrame | None:
+def transitions_at(at: WindowView) -> pd.DataFrame | None:
     """Moves between categories over one training run; None for seeds and models, which have no heads in common."""
     return transitions(at.heads, at.names) if at.study.one_run else None
 
@@ -90,7 +89,7 @@ LENS = Lens(
         Measure("undecided", "1 where the 95% intervals of r_q and r_k reach another category.",
                 title="heads of uncertain category", kind="indicator"),
     ),
-    summaries=(Summary("transitions", transitions_at), Summary("heads", heads_at, pieces=heads_in_pieces)),
+    summaries=(Summary("transitions", transitions_at),),
     figures=(
         Figure(
             "taxonomy",

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow, window_names
 from qkscope.lenses.base import Figure, Lens, Summary, WindowMeans, error_name
 from qkscope.lenses.categories import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
-from qkscope.lenses.position import DOUBLINGS, with_measures
+from qkscope.lenses.position import with_measures
 from qkscope.lenses.taxonomy import with_category
+from qkscope.lenses.views import WindowView, window_names
 from qkscope.processes import over_cores
 from qkscope.results.mapped import drop_page_cache, in_blocks, rows_of_entries
-from qkscope.stats.noise import HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
@@ -105,7 +105,7 @@ def _enough(tokens: pd.Series[float], documents: pd.Series[float]) -> pd.Series[
     return enough.astype(float).where(tokens.notna())
 
 
-def window_dependence_at(at: AtWindow) -> pd.DataFrame | None:
+def window_dependence_at(at: WindowView) -> pd.DataFrame | None:
     """The dependence on the window of a study that was measured at several, with errors over documents.
 
     At the own context and the common window errors are exact; at others the components, and the spread along them, are
@@ -130,7 +130,7 @@ class WindowCourse:
     shapes: dict[str, Shape]  # of each quantity in IN_WORDS
 
 
-def over_windows(at: AtWindow) -> OverWindows:
+def over_windows(at: WindowView) -> OverWindows:
     """What the windows of a study say, found in one pass over its entries, on all cores."""
     if at.windows is None:
         return OverWindows(None, {})
@@ -149,7 +149,7 @@ def over_windows(at: AtWindow) -> OverWindows:
     return OverWindows(table, {name: courses for name, (_, courses) in zip(names, by_entry, strict=True) if courses})
 
 
-def _kinds_of_layers(at: AtWindow) -> pd.Series[str] | None:
+def _kinds_of_layers(at: WindowView) -> pd.Series[str] | None:
     """By checkpoint and layer the kind of layer, where a checkpoint has several; None where none has."""
     layers = at.heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
     layers = layers[layers["layer_kind"] != ""]
@@ -183,7 +183,6 @@ LENS = Lens(
     name="windows",
     title="Context length",
     question="How do correlations depend on context length?",
-    tables=(DOUBLINGS,),
     summaries=(Summary("window_dependence", window_dependence_at, at_common_window=False, over_windows=SURE),),
     figures=(
         Figure(

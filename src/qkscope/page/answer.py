@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Cause
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import Results, WindowView
 from qkscope.stats import significance
-from qkscope.stats.noise import EVERY_HEAD, Change, Part
+from qkscope.stats.changes import Change
+from qkscope.stats.means import EVERY_HEAD, Part
 from qkscope.stats.series import Trend
 from qkscope.stats.significance import Significance
 from qkscope.text import counted
@@ -77,7 +78,7 @@ class Finding:
         return "vanishes" if pair[0] else "hidden"
 
 
-def answer(tables: StudyTables) -> dict[str, Any]:
+def answer(tables: Results) -> dict[str, Any]:
     """Question, verdict and findings, as the page reads them."""
     study = tables.own.study
     findings = [follow(tables, name) for name in ("r_q", "r_k")]
@@ -98,13 +99,13 @@ def answer(tables: StudyTables) -> dict[str, Any]:
     }
 
 
-def cause_of_change(tables: StudyTables) -> Cause | None:
+def cause_of_change(tables: Results) -> Cause | None:
     """What made the change, by the first lens that knows; None where none does."""
     causes = (lens.cause(tables) for lens in registered() if lens.cause is not None)
     return next((cause for cause in causes if cause is not None), None)
 
 
-def examples(at: AtWindow) -> list[Mapping[str, Any]]:
+def examples(at: WindowView) -> list[Mapping[str, Any]]:
     """Single heads that show how to read the numbers."""
     return [each for lens in registered() if lens.examples is not None for each in lens.examples(at)]
 
@@ -112,7 +113,7 @@ def examples(at: AtWindow) -> list[Mapping[str, Any]]:
 # --- what is compared -------------------------------------------------------------------------------
 
 
-def main_part(at: AtWindow) -> tuple[Part, str]:
+def main_part(at: WindowView) -> tuple[Part, str]:
     """The heads that a study is mostly about: those of rotary layers where there are others, else all.
 
     Of seeds and models with several kinds of rotary layers, those of the one kind that each has.
@@ -127,17 +128,17 @@ def main_part(at: AtWindow) -> tuple[Part, str]:
     return EVERY_HEAD, "over all heads"
 
 
-def compare(tables: StudyTables, quantity: Quantity, before: str, after: str) -> Finding:
+def compare(tables: Results, quantity: Quantity, before: str, after: str) -> Finding:
     """A quantity from one entry to another, at both choices of windows where both entries are in both."""
     changes = [
         at.panel.change(quantity.name, before, after, quantity.part)
-        for at in tables.choices()
+        for at in tables.views()
         if before in at.names and after in at.names
     ]
     return Finding(quantity, before, after, changes[0], changes[1] if len(changes) > 1 else None)
 
 
-def ends(at: AtWindow, quantity: Quantity) -> tuple[str, str]:
+def ends(at: WindowView, quantity: Quantity) -> tuple[str, str]:
     """The first and the last of a run; of seeds or models the lowest and the highest."""
     if at.study.one_run:
         return at.names[0], at.names[-1]
@@ -146,20 +147,20 @@ def ends(at: AtWindow, quantity: Quantity) -> tuple[str, str]:
     return min(known, key=known.__getitem__), max(known, key=known.__getitem__)
 
 
-def follow(tables: StudyTables, name: str) -> Finding:
+def follow(tables: Results, name: str) -> Finding:
     """How far queries or keys follow position, from one end of the study to the other."""
     part, where = main_part(tables.own)
     quantity = Quantity(name, part, f"mean {name} {where}")
     return compare(tables, quantity, *ends(tables.own, quantity))
 
 
-def share_finding(tables: StudyTables) -> Finding:
+def share_finding(tables: Results) -> Finding:
     """The share of position-dominated heads, from one end of the study to the other."""
     quantity = Quantity(POSITION_DOMINATED, EVERY_HEAD, "the share of position-dominated heads", share=True)
     return compare(tables, quantity, *ends(tables.own, quantity))
 
 
-def window_finding(tables: StudyTables) -> Finding | None:
+def window_finding(tables: Results) -> Finding | None:
     """The step to a longer context whose meaning the common window changes most; None without such a step."""
     at = tables.own
     if tables.common is None or not at.study.one_run:
@@ -180,12 +181,12 @@ def window_finding(tables: StudyTables) -> Finding | None:
 # --- words ------------------------------------------------------------------------------------------
 
 
-def label(at: AtWindow, name: str) -> str:
+def label(at: WindowView, name: str) -> str:
     """What an entry is called in a sentence."""
     return at.study.labels[name]
 
 
-def _move(at: AtWindow, finding: Finding, change: Change) -> str:
+def _move(at: WindowView, finding: Finding, change: Change) -> str:
     """`0.09 → 0.75 (+0.66 ± 0.01)`; between seeds or models, where nothing goes anywhere, `0.09 against 0.75 (…)`."""
     one, other = finding.quantity.said(change.before, change.after)
     scale, unit = (100.0, " points") if finding.quantity.share else (1.0, "")
@@ -194,7 +195,7 @@ def _move(at: AtWindow, finding: Finding, change: Change) -> str:
     return f"{one} {'→' if at.study.one_run else 'against'} {other} ({difference}{unit}{known})"
 
 
-def _follow_text(tables: StudyTables, finding: Finding) -> str:
+def _follow_text(tables: Results, finding: Finding) -> str:
     """How queries (or keys) come to follow position, and what the other kinds of layers do."""
     at, own = tables.own, finding.own
     if finding.before == finding.after:
@@ -216,7 +217,7 @@ def _follow_text(tables: StudyTables, finding: Finding) -> str:
     return f"{said} {_others_text(at, finding)}{_common_text(tables, finding)}".strip()
 
 
-def _between(at: AtWindow, finding: Finding) -> str:
+def _between(at: WindowView, finding: Finding) -> str:
     """Where a course peaks or dips between its ends, which the ends alone would hide."""
     shape = at.panel.series(finding.quantity.name, at.names, finding.quantity.part) if at.study.one_run else None
     if shape is None or shape.turn is None:
@@ -226,7 +227,7 @@ def _between(at: AtWindow, finding: Finding) -> str:
     return f" In between it {verb} at {value} ({label(at, at.names[shape.turn])})."
 
 
-def _level_text(at: AtWindow, finding: Finding) -> str:
+def _level_text(at: WindowView, finding: Finding) -> str:
     """What one entry has."""
     mean = at.panel.mean(finding.quantity.name, finding.after, finding.quantity.part)
     error = at.panel.error(finding.quantity.name, finding.after, finding.quantity.part)
@@ -240,7 +241,7 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _others_text(at: AtWindow, finding: Finding) -> str:
+def _others_text(at: WindowView, finding: Finding) -> str:
     """The kinds of layers that a finding leaves out, at its last entry; or those that it takes together."""
     kinds, chosen = kinds_in_order(at.heads["layer_kind"]), finding.quantity.part.layer_kind
     if chosen is None and finding.quantity.share:
@@ -252,7 +253,7 @@ def _others_text(at: AtWindow, finding: Finding) -> str:
     return " ".join(text for text in said if text)
 
 
-def _kind_text(at: AtWindow, finding: Finding, name: str, kind: str) -> str:
+def _kind_text(at: WindowView, finding: Finding, name: str, kind: str) -> str:
     """What one kind of layer has in one entry; nothing where there is none."""
     heads, part = at.of_entry(name), Part(layer_kind=kind)
     count = int((heads["layer_kind"] == kind).sum())
@@ -266,7 +267,7 @@ def _kind_text(at: AtWindow, finding: Finding, name: str, kind: str) -> str:
     return f"{where} {counted(count, 'head')} of {kind} layers {level}."
 
 
-def _common_text(tables: StudyTables, finding: Finding) -> str:
+def _common_text(tables: Results, finding: Finding) -> str:
     """What the common window says where it says something else."""
     if finding.common is None or finding.judgement in ("survives", "within", "unknown"):
         return ""
@@ -274,7 +275,7 @@ def _common_text(tables: StudyTables, finding: Finding) -> str:
     return f" Over the same {tokens(window)}: {_move(tables.own, finding, finding.common)}."
 
 
-def _window_text(tables: StudyTables, finding: Finding) -> str:
+def _window_text(tables: Results, finding: Finding) -> str:
     """What a longer window seems to do, and what is left of it over the same tokens."""
     at, own, common = tables.own, finding.own, finding.common
     assert common is not None and tables.common is not None
@@ -288,7 +289,7 @@ def _window_text(tables: StudyTables, finding: Finding) -> str:
     return f"{step}, at up to {longer}, {finding.quantity.what}: {moves[0]}. Over the same {same}: {moves[1]}."
 
 
-def verdict(tables: StudyTables, queries: Finding, cause: Cause | None) -> str:
+def verdict(tables: Results, queries: Finding, cause: Cause | None) -> str:
     """One sentence: what survives leads; where nothing does, that is the answer."""
     lead = _lead(tables.own, queries)
     if cause is not None and cause.clause:
@@ -296,7 +297,7 @@ def verdict(tables: StudyTables, queries: Finding, cause: Cause | None) -> str:
     return f"{lead}."
 
 
-def _lead(at: AtWindow, queries: Finding) -> str:
+def _lead(at: WindowView, queries: Finding) -> str:
     """What queries do, as far as it survives."""
     where, judgement = queries.quantity.part.layer_kind, queries.judgement
     who = f"queries of {where} layers" if where else "queries"
@@ -321,13 +322,13 @@ def _lead(at: AtWindow, queries: Finding) -> str:
     return f"{_capital(who)} {ways[own or common]}{windows.get(judgement, '')}{_turn(at, queries)}"
 
 
-def _turn(at: AtWindow, queries: Finding) -> str:
+def _turn(at: WindowView, queries: Finding) -> str:
     """The same where the course peaks or dips between its ends."""
     between = _between(at, queries).strip().removesuffix(".")
     return f"; {between[0].lower()}{between[1:].replace(' it ', ' mean r_q ')}" if between else ""
 
 
-def _level_verdict(at: AtWindow, queries: Finding, who: str) -> str:
+def _level_verdict(at: WindowView, queries: Finding, who: str) -> str:
     mean = at.panel.mean("r_q", queries.after, queries.quantity.part)
     how = "closely" if mean > 0.7 else "loosely" if mean > LOW else "hardly"
     return f"On average {who} follow position {how} (mean r_q {number(mean)})"
@@ -336,7 +337,7 @@ def _level_verdict(at: AtWindow, queries: Finding, who: str) -> str:
 # --- for the page -----------------------------------------------------------------------------------
 
 
-def _described(tables: StudyTables, finding: Finding, text: str | None) -> dict[str, Any]:
+def _described(tables: Results, finding: Finding, text: str | None) -> dict[str, Any]:
     return {
         "text": text or _plain_text(tables, finding),
         "badges": [] if finding.before == finding.after else [_badge(finding.judgement)],
@@ -363,7 +364,7 @@ def _described_cause(cause: Cause) -> dict[str, Any]:
     }
 
 
-def _plain_text(tables: StudyTables, finding: Finding) -> str:
+def _plain_text(tables: Results, finding: Finding) -> str:
     if finding.before == finding.after:
         return _level_text(tables.own, finding)
     if not finding.quantity.share:
@@ -376,11 +377,11 @@ def _plain_text(tables: StudyTables, finding: Finding) -> str:
     return f"{start} {_move(at, finding, finding.own)}.{_between(at, finding)}{_common_text(tables, finding)}"
 
 
-def _named(tables: StudyTables) -> list[tuple[str, AtWindow]]:
-    return list(zip(("own", "common"), tables.choices(), strict=False))
+def _named(tables: Results) -> list[tuple[str, WindowView]]:
+    return list(zip(("own", "common"), tables.views(), strict=False))
 
 
-def _series(at: AtWindow, quantity: Quantity, names: Sequence[str]) -> dict[str, list[float | None]]:
+def _series(at: WindowView, quantity: Quantity, names: Sequence[str]) -> dict[str, list[float | None]]:
     there = set(at.names)
     means = [at.panel.mean(quantity.name, n, quantity.part) if n in there else math.nan for n in names]
     errors = [at.panel.error(quantity.name, n, quantity.part) if n in there else math.nan for n in names]

@@ -18,7 +18,7 @@ from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.page.pack import Pack, exact_precision
-from qkscope.results.read import Entries, Results
+from qkscope.results.read import Entries, ResultsFolder
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
@@ -99,7 +99,7 @@ def categories(table: pd.DataFrame) -> npt.NDArray[np.uint8]:
     return codes
 
 
-def add_tables(pack: Pack, results: Results) -> dict[str, Any]:
+def add_tables(pack: Pack, results: ResultsFolder) -> dict[str, Any]:
     """Put all tables of a results folder into the pack; returns what the page must know to read them."""
     own, common = results.components, results.components_common
     grid = grid_of(results.study, own)

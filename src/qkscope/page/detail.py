@@ -37,9 +37,9 @@ def add_details(
     """
     declared = [each for lens in registered() for each in lens.details]
     parts = [
-        _Part.of(each, choice, grid, _rows(tables[each.table.file], choice))
+        _Part.of(each, choice, grid, _rows(tables[each.table.name], choice))
         for each in declared
-        for choice in tables.get(each.table.file, {})
+        for choice in tables.get(each.table.name, {})
     ]
     together = [part for part in parts if not part.each.room]
     kept = kept_checkpoints(len(grid.names), sum(part.mean_bytes(len(grid.names)) for part in together), room)

@@ -10,36 +10,36 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import WindowMeans, error_name
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.kind_of_layer import kinds_in_order, over_all_heads
 from qkscope.lenses.registry import all_summaries
 from qkscope.lenses.signs import sign_unsure
+from qkscope.lenses.views import Results, WindowView
 from qkscope.page.arrays import STATISTICS, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
-from qkscope.stats.noise import Part
+from qkscope.stats.means import Part
 
 # Means and shares over heads whose errors the page states: those that it computes for any selection of heads.
 MEANS = ("r_q", "r_k", "r_k_abs", "explained_variance", *CATEGORIES, "concordant", "discordant")
 FLAGS = ("unstable", "sign_sure", "category_share", "undecided")  # columns; `sign_unknown` follows from others
 
 
-def add_errors(pack: Pack, grid: Grid, tables: StudyTables, *, large: bool = False) -> None:
+def add_errors(pack: Pack, grid: Grid, tables: Results, *, large: bool = False) -> None:
     """Pack what is known: `<choice>.<column>_se` and flags by head, `<choice>.mean.<quantity>_se` by checkpoint.
 
     A `large` study has one byte for the error of a head.
     """
-    for choice, at in zip(("own", "common"), tables.choices(), strict=False):
+    for choice, at in zip(("own", "common"), tables.views(), strict=False):
         _add_heads(pack, grid, choice, at.heads, large)
         _add_means(pack, grid, choice, at)
         _add_depth(pack, grid, choice, at)
 
 
-def add_kinds(pack: Pack, grid: Grid, tables: StudyTables) -> None:
+def add_kinds(pack: Pack, grid: Grid, tables: Results) -> None:
     """Errors of mean r_q and r_k in each kind of layer: `<choice>.kind.<place>.<quantity>_se`, by checkpoint."""
     kinds = kinds_in_order(tables.own.heads["layer_kind"])
-    for choice, at in zip(("own", "common"), tables.choices(), strict=False):
+    for choice, at in zip(("own", "common"), tables.views(), strict=False):
         for place, kind in enumerate(kinds if len(kinds) > 1 else []):
             for name in ("r_q", "r_k"):
                 part = Part(layer_kind=kind)
@@ -48,7 +48,7 @@ def add_kinds(pack: Pack, grid: Grid, tables: StudyTables) -> None:
                     pack.add(f"{choice}.kind.{place}.{error_name(name)}", np.array(known), "float64")
 
 
-def add_windows(pack: Pack, grid: Grid, own: AtWindow, pairs: Sequence[Sequence[int]]) -> dict[str, int]:
+def add_windows(pack: Pack, grid: Grid, own: WindowView, pairs: Sequence[Sequence[int]]) -> dict[str, int]:
     """How sure the numbers at each (checkpoint, window) of `pairs` are; returns what is enough for a window.
 
     `windows.enough` is 1 or 0, NaN where that is not known; `windows.<quantity>_se` are errors of means and shares over
@@ -96,7 +96,7 @@ def _add_heads(pack: Pack, grid: Grid, choice: str, heads: pd.DataFrame, large: 
             pack.add(f"{choice}.{name}", dense, error_precision(dense, large=large) if is_error else "float16")
 
 
-def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
+def _add_depth(pack: Pack, grid: Grid, choice: str, at: WindowView) -> None:
     """Errors of means by depth: `<choice>.depth.<statistic>_se`, checkpoint x cell."""
     axis = page_depth(at.heads)
     there = set(at.names)
@@ -109,7 +109,7 @@ def _add_depth(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
             pack.add(f"{choice}.depth.{error_name(statistic)}", np.array(errors), "float16")
 
 
-def _add_means(pack: Pack, grid: Grid, choice: str, at: AtWindow) -> None:
+def _add_means(pack: Pack, grid: Grid, choice: str, at: WindowView) -> None:
     for name in MEANS:
         errors = np.array([at.panel.error(name, model) if model in at.names else np.nan for model in grid.names])
         if np.isfinite(errors).any():

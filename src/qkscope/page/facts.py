@@ -6,13 +6,13 @@ from typing import Any
 from qkscope.kinds import MODELS
 from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
 from qkscope.results.local_paths import without_local_paths
-from qkscope.results.read import Results
+from qkscope.results.read import ResultsFolder
 
 NOT_RECORDED = "not recorded"
 LISTED = 3
 
 
-def facts(results: Results) -> list[list[str]]:
+def facts(results: ResultsFolder) -> list[list[str]]:
     """Pairs of a short title and what there is to say."""
     checkpoints = results.study.checkpoints
     one_run, noun = results.study.one_run, results.study.noun
@@ -45,7 +45,7 @@ def _span(values: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _model(results: Results) -> str:
+def _model(results: ResultsFolder) -> str:
     kinds = _distinct(c.record.model_type for c in results.study.checkpoints)
     layers = _known(c.record.n_layers for c in results.study.checkpoints)
     name = results.study.title
@@ -55,7 +55,7 @@ def _model(results: Results) -> str:
     return f"{name} ({'; '.join(parts)})" if parts else name
 
 
-def _heads(results: Results) -> str:
+def _heads(results: ResultsFolder) -> str:
     per = results.heads.groupby("model").size()
     text = _span([int(n) for n in per])
     if not results.study.one_run:
@@ -67,14 +67,14 @@ def _heads(results: Results) -> str:
     return f"{text} query heads" + (f": {'; '.join(parts)}" if len(kinds) > 1 else "")
 
 
-def _tokens(results: Results) -> str:
+def _tokens(results: ResultsFolder) -> str:
     counts = _known(c.record.tokens for c in results.study.checkpoints)
     if not counts:
         return NOT_RECORDED
     return f"{_span(counts)} per {results.study.noun}, {sum(counts):,} in all" if len(counts) > 1 else f"{counts[0]:,}"
 
 
-def _windows(results: Results) -> str:
+def _windows(results: ResultsFolder) -> str:
     known = [int(w) for w in results.heads["window"].dropna().unique()]
     if not known:
         return NOT_RECORDED
@@ -85,7 +85,7 @@ def _windows(results: Results) -> str:
     return text
 
 
-def _corpus(results: Results) -> str:
+def _corpus(results: ResultsFolder) -> str:
     corpus = results.provenance.corpus
     documents = _known(c.record.documents for c in results.study.checkpoints)
     text = without_local_paths((corpus.source if corpus else None) or NOT_RECORDED)

@@ -8,19 +8,18 @@ a results folder does not have takes its columns and the views over them along.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, View
+from qkscope.lenses.views import Results
 from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.detail import kept_checkpoints
 from qkscope.page.pack import Pack, error_precision, precision
-from qkscope.results.schema import QK_FILES
+from qkscope.results.schema import COMPONENTS_TABLE, QK
 
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 NOUN = "{noun}"  # in titles, what an entry is called
@@ -30,7 +29,7 @@ ROOM = 12_000_000  # bytes before compression; a study that needs more keeps few
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}
 
-LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # file of a table: choice: rows
+LensTables = Mapping[str, Mapping[str, pd.DataFrame]]  # set of measures, or table of a study: choice: rows
 
 
 def add_lenses(
@@ -62,40 +61,41 @@ def kept_columns(
     value, error = (2, 1) if large else (4, 2)
     size = 0
     for table in (table for lens in lenses for table in _head_tables(lens)):
-        for rows in tables.get(table.file, {}).values():
+        for rows in tables.get(table.name, {}).values():
             there = [declared.name for declared in table.columns if declared.name in rows.columns]
             wide = len(grid.components) if "pc" in rows.columns else 1
             size += wide * len(grid.heads) * sum(value + error * (name + ERROR in rows.columns) for name in there)
     return kept_checkpoints(len(grid.names), size, ROOM if room is None else room)
 
 
-def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: StudyTables) -> None:
+def add_mean_errors(pack: Pack, grid: Grid, lenses: Sequence[Lens], tables: Results) -> None:
     """Errors over documents of means over all heads, of columns that are shown as curves or bars, by checkpoint.
 
     They are `lens.<table>.<choice>.<column>.mean_se`. A selection of heads has none: its replicates are not kept.
     """
-    for choice, at in zip(CHOICES, tables.choices(), strict=False):
+    for choice, at in zip(CHOICES, tables.views(), strict=False):
         for lens in lenses:
             drawn = {name for view in lens.views if view.kind in ("curve", "bars") for name in view.columns}
             for table in _head_tables(lens):
-                if not at.has(table.file) or not table.has_row_per_head:
+                if not at.has(table.name) or not table.has_row_per_head:
                     continue
                 for name in (name for name in table.names if name in drawn):
-                    known = [at.panel_of(table.file).error(name, m) if m in at.names else math.nan for m in grid.names]
+                    known = [at.panel.error(name, m) if m in at.names else math.nan for m in grid.names]
                     if np.isfinite(known).any():
-                        pack.add(
-                            f"lens.{PurePath(table.file).stem}.{choice}.{name}.mean{ERROR}", np.array(known), "float64"
-                        )
+                        pack.add(f"lens.{table.name}.{choice}.{name}.mean{ERROR}", np.array(known), "float64")
 
 
-def lens_tables(tables: StudyTables) -> dict[str, dict[str, pd.DataFrame]]:
-    """The lenses' head tables that the results have, by file and choice."""
-    files = {file for at in tables.choices() for file in at.head_tables}
-    choices = dict(zip(CHOICES, tables.choices(), strict=False))
-    return {
-        file: {choice: at.head_tables[file] for choice, at in choices.items() if file in at.head_tables}
-        for file in files
-    }
+def lens_tables(tables: Results) -> dict[str, dict[str, pd.DataFrame]]:
+    """The rows of each set of measures, and of each table about the study, that the results have, by choice."""
+    choices = dict(zip(CHOICES, tables.views(), strict=False))
+    sets = {each.name: each for at in choices.values() for each in at.sets}
+    by_name: dict[str, dict[str, pd.DataFrame]] = {}
+    for choice, at in choices.items():
+        for name in (*(name for name in sets if at.has(name)), *at.study_tables):
+            rows = at.table(name)
+            one_row = name in sets and sets[name].has_row_per_head  # of component 0, where there are several
+            by_name.setdefault(name, {})[choice] = rows.drop(columns="pc", errors="ignore") if one_row else rows
+    return by_name
 
 
 def _lens(
@@ -113,7 +113,7 @@ def _lens(
         _check(lens, view, homes)
     columns: dict[str, Any] = {}
     for table in _head_tables(lens):
-        columns |= _add_table(pack, grid, table, tables.get(table.file, {}), large, lines)
+        columns |= _add_table(pack, grid, table, tables.get(table.name, {}), large, lines)
     return {
         "name": lens.name,
         "title": lens.title,
@@ -165,8 +165,7 @@ def _number(value: float) -> float | None:
 def _head_tables(lens: Lens) -> list[HeadTable]:
     """The tables with one row per head at a choice of windows; `qk.csv` and its kin have views of their own."""
     by_head = [table for table in lens.tables if table.per == "head" and table.across in (None, "pc")]
-    shown = [table for table in by_head if table.windows != "doublings" and not table.replicated]
-    return [table for table in shown if table.file not in QK_FILES]
+    return [table for table in by_head if table.name not in (QK, COMPONENTS_TABLE) and not table.replicated]
 
 
 def _homes(lens: Lens) -> dict[str, str]:
@@ -175,9 +174,9 @@ def _homes(lens: Lens) -> dict[str, str]:
     for table in _head_tables(lens):
         for declared in table.columns:
             if declared.name in homes:
-                files = f"{homes[declared.name]} and {table.file}"
+                files = f"{homes[declared.name]} and {table.name}"
                 raise ValueError(f"lens {lens.name}: {files} both have a column {declared.name!r}; rename one")
-            homes[declared.name] = table.file
+            homes[declared.name] = table.name
     return homes
 
 
@@ -212,11 +211,11 @@ def _add_table(
         placed = _Placed.of(grid, rows)
         for declared in table.columns:
             for name in (declared.name, declared.name + ERROR):
-                key = f"lens.{PurePath(table.file).stem}.{choice}.{name}"
+                key = f"lens.{table.name}.{choice}.{name}"
                 if name in rows.columns and key not in packed:
                     values = placed.dense(column(rows, name))[lines]
                     kind = _precision(values, name != declared.name, large)
-                    pack.add(key, values, kind, like=f"lens.{PurePath(table.file).stem}.own.{name}")
+                    pack.add(key, values, kind, like=f"lens.{table.name}.own.{name}")
                     packed.add(key)
             if declared.name in rows.columns:
                 entry = described.setdefault(declared.name, _column(table, declared))
@@ -232,7 +231,7 @@ def _rows(grid: Grid, table: HeadTable, rows: pd.DataFrame) -> pd.DataFrame:
     repeated = known[known.duplicated(keys)]
     if len(repeated):
         first = ", ".join(f"{key} {repeated.iloc[0][key]}" for key in keys)
-        raise ValueError(f"{table.file}: more than one row for {first}; the page wants one window for each choice")
+        raise ValueError(f"{table.name}: more than one row for {first}; the page wants one window for each choice")
     return known
 
 
@@ -265,7 +264,7 @@ def _column(table: HeadTable, declared: Measure) -> dict[str, Any]:
         "definition": declared.definition,
         "unit": declared.unit,
         "limits": limits,
-        "table": PurePath(table.file).stem,
+        "table": table.name,
         "error": False,
     }
 

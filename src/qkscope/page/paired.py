@@ -12,9 +12,9 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.paired import MEASURED, paired_changes
+from qkscope.lenses.views import Results, WindowView
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import MEANS
 from qkscope.page.pack import Pack, error_precision
@@ -22,9 +22,9 @@ from qkscope.page.pack import Pack, error_precision
 MOST_CHANGES = 60_000  # pairs of checkpoints times heads; a larger study keeps those from its first to its last
 
 
-def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
+def add_draws(pack: Pack, grid: Grid, tables: Results) -> None:
     """`<choice>.drawn.<quantity>`, checkpoint x group of documents: the mean as other documents would have given it."""
-    for choice, at in zip(("own", "common"), tables.choices(), strict=False):
+    for choice, at in zip(("own", "common"), tables.views(), strict=False):
         if not at.study.same_documents:
             continue
         for name in MEANS:
@@ -38,12 +38,12 @@ def add_draws(pack: Pack, grid: Grid, tables: StudyTables) -> None:
                 pack.add(f"{choice}.drawn.{name}", dense, "float32")
 
 
-def add_changes(pack: Pack, grid: Grid, tables: StudyTables) -> list[list[int]]:
+def add_changes(pack: Pack, grid: Grid, tables: Results) -> list[list[int]]:
     """`<choice>.change.<statistic>_se`, pair of checkpoints x head; returns the pairs."""
     pairs = compared_pairs(grid)
     changes = {
         choice: _changes(at, [(grid.names[a], grid.names[b]) for a, b in pairs])
-        for choice, at in zip(("own", "common"), tables.choices(), strict=False)
+        for choice, at in zip(("own", "common"), tables.views(), strict=False)
     }
     if all(rows is None for rows in changes.values()):
         return []
@@ -71,7 +71,7 @@ def compared_pairs(grid: Grid) -> list[tuple[int, int]]:
     return ends if ends and len(steps) * len(grid.heads) > MOST_CHANGES else [*steps, *ends]
 
 
-def _changes(at: AtWindow, pairs: list[tuple[str, str]]) -> pd.DataFrame | None:
+def _changes(at: WindowView, pairs: list[tuple[str, str]]) -> pd.DataFrame | None:
     """Rows of `changes.csv` for these pairs, as far as both have heads here; None where nothing can be paired."""
     if at.replicates is None or not (at.study.one_run and at.study.same_documents):
         return None

@@ -11,11 +11,11 @@ from qkscope._version import __version__
 from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.categories import CATEGORIES, HIGH, LOW
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
 from qkscope.lenses.signs import CONCORDANCE
+from qkscope.lenses.views import Results
 from qkscope.page.answer import answer, examples
 from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble
@@ -29,7 +29,7 @@ from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIA
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
 from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import drop_page_cache
-from qkscope.results.read import Entry, Results
+from qkscope.results.read import Entry, ResultsFolder
 from qkscope.stats import significance
 from qkscope.words.blocks import AnyBlock, page_runs, to_page
 
@@ -46,9 +46,9 @@ class PageCard:
     blocks: Sequence[AnyBlock]
 
 
-def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
+def page_html(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
     """The page as text; `lead` are the openings of the cards' takeaways."""
-    results = tables.results
+    results = tables.files
     pack, later = Pack(), Pack()
     data = add_tables(pack, results)
     grid = page_grid(results.study, data)
@@ -88,7 +88,7 @@ def page_html(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard
     return assemble(about, pack.text(), later.text())
 
 
-def _own_views(tables: StudyTables, taken: Sequence[str]) -> dict[str, Any]:
+def _own_views(tables: Results, taken: Sequence[str]) -> dict[str, Any]:
     """What lenses have for views of their own, by the names under which these find it."""
     views = [view for lens in registered() for view in lens.own_views]
     for view in views:
@@ -97,7 +97,7 @@ def _own_views(tables: StudyTables, taken: Sequence[str]) -> dict[str, Any]:
     return {view.name: view.data(tables) for view in views}
 
 
-def _study(results: Results, tables: StudyTables) -> dict[str, Any]:
+def _study(results: ResultsFolder, tables: Results) -> dict[str, Any]:
     """Who is compared, and how."""
     study, axis = results.study, page_depth(tables.own.heads)
     return {
@@ -139,14 +139,14 @@ def card_title(card: PageCard) -> str:
     return card.figure if first is None else "".join(text for _, text in first["runs"])
 
 
-def write_page(tables: StudyTables, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
+def write_page(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
     """Write `report.html` into the results folder, or into another."""
-    path = results_file(out or tables.results.writable_folder, REPORT_HTML)
+    path = results_file(out or tables.files.writable_folder, REPORT_HTML)
     write_text(path, page_html(tables, lead, cards, out))
     return path
 
 
-def _axis(results: Results) -> dict[str, Any]:
+def _axis(results: ResultsFolder) -> dict[str, Any]:
     """By which number of the checkpoints (`step`, `trained_tokens`) an axis may be, and how."""
     study = results.study
     by = {"entries": None, "step": "step", "tokens": "trained_tokens"}[study.axis]
@@ -170,7 +170,7 @@ def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
     }
 
 
-def _commands(results: Results, out: Path | None) -> list[list[str]]:
+def _commands(results: ResultsFolder, out: Path | None) -> list[list[str]]:
     """What made the numbers, and what makes the page from them wherever the folder is now."""
     made = results.provenance.command
     page = ["this page, in its folder", "qkscope report ."]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Shares, Trajectories
 from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, part_of
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
@@ -33,12 +33,12 @@ ROW_WORDS = 24  # a title row and one row of numbers
 MOST_MODELS = 5  # columns of it, where entries are models or seeds
 
 
-def figure_card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+def figure_card(figure: Figure, tables: Results) -> list[AnyBlock]:
     """A figure's card, written once: its folder and the page show the same."""
     return tables.own.card(figure.name, lambda: _card(figure, tables))
 
 
-def _card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+def _card(figure: Figure, tables: Results) -> list[AnyBlock]:
     """Caption, number table, sources and takeaways under the headings of the published cards."""
     own = tables.own
     span = f" {own.study.span.title()}" if isinstance(figure.chart, Trajectories | Shares) else ""
@@ -61,7 +61,7 @@ def _card(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
     ]
 
 
-def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
+def takeaways(figure: Figure, tables: Results) -> list[str]:
     """At most three sentences: the figure's own ones first, then the trends of its measures."""
     own = list(figure.takeaways(tables)) if figure.takeaways is not None else []
     for name in filter(tables.own.has_measure, figure.reported):
@@ -71,7 +71,7 @@ def takeaways(figure: Figure, tables: StudyTables) -> list[str]:
     return own[:MOST_TAKEAWAYS]
 
 
-def measure_sentence(tables: StudyTables, measure: Measure) -> str:
+def measure_sentence(tables: Results, measure: Measure) -> str:
     """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
     own, common = tables.own, tables.common
     kind = main_type(own, measure.name)
@@ -83,18 +83,18 @@ def measure_sentence(tables: StudyTables, measure: Measure) -> str:
     return sentence if ways[0] == ways[1] else f"{sentence} {_sentence(common, measure, kind, 'at equal length it')}"
 
 
-def _of(at: AtWindow, kind: str) -> str:
+def _of(at: WindowView, kind: str) -> str:
     return "" if kind == EVERY_KIND else f" of {shortened(kind)} heads"
 
 
-def _sentence(at: AtWindow, measure: Measure, kind: str, subject: str) -> str:
+def _sentence(at: WindowView, measure: Measure, kind: str, subject: str) -> str:
     panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
     if at.study.one_run or len(entries) == 1:
         return describe_trend(panel, entries, measure.name, subject, fmt, part_of(kind))
     return describe_ranking(panel, entries, measure.name, subject, fmt, at.study.noun)
 
 
-def main_type(at: AtWindow, measure: str) -> str:
+def main_type(at: WindowView, measure: str) -> str:
     """The layer type that sentences are about: the first that has the measure (rotary comes first), or all heads."""
     if at.layer_types == [EVERY_KIND] or not at.study.one_run:
         return EVERY_KIND
@@ -102,7 +102,7 @@ def main_type(at: AtWindow, measure: str) -> str:
     return next((kind for kind, mean in means if math.isfinite(mean)), EVERY_KIND)
 
 
-def _reading(figure: Figure, tables: StudyTables) -> str:
+def _reading(figure: Figure, tables: Results) -> str:
     """How to read the marks: windows, spread, errors."""
     own, common = tables.own, tables.common
     parts = []
@@ -118,7 +118,7 @@ def _reading(figure: Figure, tables: StudyTables) -> str:
     return " ".join(parts)
 
 
-def number_table(figure: Figure, tables: StudyTables, words: int) -> list[AnyBlock]:
+def number_table(figure: Figure, tables: Results, words: int) -> list[AnyBlock]:
     """First and last checkpoint of a run at both windows, or each model: means ± standard errors.
 
     As many rows as so many words allow, at least one; nothing where no measure has a mean.
@@ -142,15 +142,15 @@ def number_table(figure: Figure, tables: StudyTables, words: int) -> list[AnyBlo
     return [TableBlock(["Mean", *titles], rows[: min(fit, MOST_ROWS)])] if rows else []
 
 
-def _columns(tables: StudyTables) -> list[tuple[AtWindow, Entry]]:
+def _columns(tables: Results) -> list[tuple[WindowView, Entry]]:
     entries = tables.own.study.checkpoints
     if not tables.own.study.one_run:
         return [(tables.own, entry) for entry in entries[:MOST_MODELS]]
     ends = [entries[0]] if len(entries) == 1 else [entries[0], entries[-1]]
-    return [(at, entry) for at in tables.choices() for entry in ends if entry.name in at.names]
+    return [(at, entry) for at in tables.views() for entry in ends if entry.name in at.names]
 
 
-def population(at: AtWindow, kind: str) -> str:
+def population(at: WindowView, kind: str) -> str:
     """`48 rotary heads`."""
     counts = [len(heads_of_kind(at.of_entry(name), kind)) for name in at.names]
     low, high = min(counts), max(counts)
@@ -158,9 +158,9 @@ def population(at: AtWindow, kind: str) -> str:
     return f"{low:,}–{high:,} {name}heads" if low < high else f"{high:,} {name}heads"
 
 
-def _production(figure: Figure, tables: StudyTables) -> list[Run]:
+def _production(figure: Figure, tables: Results) -> list[Run]:
     """Where the numbers come from, in one line; the rest of the provenance is listed once per report."""
-    results = tables.results
+    results = tables.files
     documents = [c.record.documents for c in results.study.checkpoints if c.record.documents is not None]
     corpus = results.provenance.corpus or CorpusRecord()
     runs: list[Run] = [Code("tables/")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Figure, Lens
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import Results
 
 APPENDIX = "appendix"
 LAST = 100  # behind every number
@@ -18,7 +18,7 @@ def catalogue(lenses: Sequence[Lens] | None = None) -> list[Figure]:
     return sorted(figures, key=lambda figure: LAST if figure.number is None else figure.number)
 
 
-def drawable(tables: StudyTables) -> list[Figure]:
+def drawable(tables: Results) -> list[Figure]:
     """The figures that a study carries."""
     return [figure for figure in catalogue() if figure.exists(tables.own)]
 

@@ -6,16 +6,16 @@ import math
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.claims.account import CLAIMS
 from qkscope.lenses.claims.base import Claim, Ruling
+from qkscope.lenses.views import Results, WindowView
 from qkscope.words.blocks import AnyBlock, Code, Strong, TableBlock, Text, heading, paragraph
 from qkscope.words.phrases import plus_minus, shortened
 
 NAME = "claims"
 
 
-def claims_page(tables: StudyTables) -> list[AnyBlock]:
+def claims_page(tables: Results) -> list[AnyBlock]:
     """A row per claim: statistic with its errors and verdict, at native context length and at the common window.
 
     Empty where the results carry no claims.
@@ -41,7 +41,7 @@ def claims_page(tables: StudyTables) -> list[AnyBlock]:
     ]  # fmt: skip
 
 
-def _rows(claim: Claim, tables: StudyTables) -> list[list[Text]]:
+def _rows(claim: Claim, tables: Results) -> list[list[Text]]:
     """One row for a run; one per model."""
     study = tables.own.study
     here = _of(claim, tables.own)
@@ -50,7 +50,7 @@ def _rows(claim: Claim, tables: StudyTables) -> list[list[Text]]:
     names = [_cited(claim, here)] if study.one_run else [str(name) for name in here["model"]]
     rows: list[list[Text]] = []
     for name in names:
-        verdicts: list[Text] = [_verdict(claim, at, name) for at in tables.choices()]
+        verdicts: list[Text] = [_verdict(claim, at, name) for at in tables.views()]
         population = str(here[here["model"] == name]["population"].iloc[0])
         label = shortened(study.labels[name]) if claim.about == "entry" else f"to {shortened(study.labels[name])}"
         figures = ", ".join(figure.replace("_", " ") for figure in claim.figures)
@@ -58,7 +58,7 @@ def _rows(claim: Claim, tables: StudyTables) -> list[list[Text]]:
     return rows
 
 
-def _of(claim: Claim, at: AtWindow) -> pd.DataFrame:
+def _of(claim: Claim, at: WindowView) -> pd.DataFrame:
     table = at.table(NAME)
     return table[table["claim"] == claim.name]
 
@@ -67,7 +67,7 @@ def _cited(claim: Claim, rows: pd.DataFrame) -> str:
     return str(rows["model"].iloc[0 if claim.cited == "first" else -1])
 
 
-def _verdict(claim: Claim, at: AtWindow, model: str) -> str:
+def _verdict(claim: Claim, at: WindowView, model: str) -> str:
     """`supported (0.52 ± 0.01, ± 0.08)`, or why it is undecided."""
     if not at.has(NAME):
         return "–"

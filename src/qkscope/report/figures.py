@@ -7,8 +7,8 @@ from pathlib import Path
 
 from qkscope.draw import style
 from qkscope.files import write_text
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Figure
+from qkscope.lenses.views import Results
 from qkscope.processes import over_cores
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import drawable, folder_name
@@ -25,7 +25,7 @@ WORTH_SHARING = 12  # figures; fewer are drawn before another process has starte
 
 
 def write_figure(
-    figure: Figure, tables: StudyTables, folder: Path, *, name: str | None = None, titles: bool = True
+    figure: Figure, tables: Results, folder: Path, *, name: str | None = None, titles: bool = True
 ) -> list[Path]:
     """Draw one figure, with its card, into the folder `figures/<name>`; returns what was written."""
     place = figure_folder(folder, name or folder_name(figure))
@@ -36,7 +36,7 @@ def write_figure(
     return [place / each for each in FIGURE_FILES]
 
 
-def write_figures(tables: StudyTables, folder: Path, *, titles: bool = True) -> list[Path]:
+def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list[Path]:
     """Draw every figure that the study carries, and the published ones.
 
     Figures of an earlier report that no longer apply are removed.

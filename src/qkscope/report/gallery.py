@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Figure
+from qkscope.lenses.views import Results
 from qkscope.report.cards import takeaways
 from qkscope.report.catalogue import folder_name
 from qkscope.results.folder import CARD, FIGURE_PNG
@@ -14,7 +14,7 @@ from qkscope.words.phrases import shortened
 from qkscope.words.production import produced
 
 
-def gallery(figures: Sequence[Figure], tables: StudyTables) -> list[AnyBlock]:
+def gallery(figures: Sequence[Figure], tables: Results) -> list[AnyBlock]:
     """The main figures, the appendix, and how all of them were produced."""
     blocks: list[AnyBlock] = [heading(1, f"{shortened(tables.own.study.title)}: figures")]
     for title, part in (
@@ -23,10 +23,10 @@ def gallery(figures: Sequence[Figure], tables: StudyTables) -> list[AnyBlock]:
     ):
         if part:
             blocks += [heading(2, title), *(block for figure in part for block in _entry(figure, tables))]
-    return [*blocks, heading(2, "How these figures were produced"), *produced(tables.results)]
+    return [*blocks, heading(2, "How these figures were produced"), *produced(tables.files)]
 
 
-def _entry(figure: Figure, tables: StudyTables) -> list[AnyBlock]:
+def _entry(figure: Figure, tables: Results) -> list[AnyBlock]:
     folder = folder_name(figure)
     first = next(iter(takeaways(figure, tables)), figure.caption)
     return [

@@ -1,13 +1,13 @@
 """The sentences for the first screen of the page: the first takeaways of the main figures."""
 
-from qkscope.lenses.at_window import StudyTables
+from qkscope.lenses.views import Results
 from qkscope.report.cards import takeaways
 from qkscope.report.catalogue import drawable
 
 SENTENCES = 4
 
 
-def lead(tables: StudyTables) -> list[str]:
+def lead(tables: Results) -> list[str]:
     """At most four statements, each computed from this study."""
     main = (figure for figure in drawable(tables) if figure.number is not None)
     sentences = (next(iter(takeaways(figure, tables)), "") for figure in main)

@@ -14,12 +14,12 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_band_line, spread_keys
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import Figure
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS, HIGH, LOW
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.named_entries import named_entries
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts.shares import label_depth
 from qkscope.results.read import phase_segments
 
@@ -28,7 +28,7 @@ X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
 GRID = (2, 3)
 
 
-def position_signal(tables: StudyTables) -> Picture:
+def position_signal(tables: Results) -> Picture:
     """Mean r_q and r_k at each checkpoint with bands of ± 1 standard deviation."""
     at, table = tables.own, tables.own.mean_table(("r_q", "r_k"))
     figure = _canvas(at, 9.0, 4.2, f"Position Correlation on PC0 {style.span_title(at.study)}")
@@ -45,7 +45,7 @@ def position_signal(tables: StudyTables) -> Picture:
     return style.finish(figure)
 
 
-def taxonomy_evolution(tables: StudyTables) -> Picture:
+def taxonomy_evolution(tables: Results) -> Picture:
     """Stacked fractions of heads per category; categories without any head are left out."""
     at, table = tables.own, tables.own.mean_table(CATEGORIES)
     figure = _canvas(at, 9.0, 4.6, f"Head Taxonomy Evolution {style.span_title(at.study)}")
@@ -70,7 +70,7 @@ def taxonomy_evolution(tables: StudyTables) -> Picture:
     return style.finish(figure)
 
 
-def explained_variance(tables: StudyTables) -> Picture:
+def explained_variance(tables: Results) -> Picture:
     """Mean share of the variance of queries and keys on PC0, with a band of ± 1 standard deviation."""
     at, table = tables.own, tables.own.mean_table(("explained_variance",))
     figure = _canvas(at, 9.0, 4.0, f"PC0 Explained Variance {style.span_title(at.study)}")
@@ -86,17 +86,17 @@ def explained_variance(tables: StudyTables) -> Picture:
     return style.finish(figure)
 
 
-def layer_heatmap_rq(tables: StudyTables) -> Picture:
+def layer_heatmap_rq(tables: Results) -> Picture:
     """Mean r_q by checkpoint and depth, Blues from 0 to 1, values printed."""
     return _heatmap(tables.own, "r_q", "Blues")
 
 
-def layer_heatmap_rk(tables: StudyTables) -> Picture:
+def layer_heatmap_rk(tables: Results) -> Picture:
     """Mean r_k by checkpoint and depth, Reds from 0 to 1, values printed."""
     return _heatmap(tables.own, "r_k", "Reds")
 
 
-def rq_rk_scatter_grid(tables: StudyTables) -> Picture:
+def rq_rk_scatter_grid(tables: Results) -> Picture:
     """r_q against r_k of every head at six checkpoints, with the thresholds of the taxonomy."""
     at = tables.own
     names = list(at.study.selected)
@@ -125,7 +125,7 @@ def rq_rk_scatter_grid(tables: StudyTables) -> Picture:
     return style.finish(figure)
 
 
-def _canvas(at: AtWindow, width: float, height: float, headline: str) -> Picture:
+def _canvas(at: WindowView, width: float, height: float, headline: str) -> Picture:
     note = style.window_note([at.window_of(name) for name in at.names], False, at.study.noun)
     return style.new_figure(width, height, at.study, headline, note)
 
@@ -135,7 +135,7 @@ def _legend(figure: Picture, axes: Axes, errors: bool) -> None:
     style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 2 + len(keys))
 
 
-def _heatmap(at: AtWindow, measure: str, colors: str) -> Picture:
+def _heatmap(at: WindowView, measure: str, colors: str) -> Picture:
     study, axis = at.study, depth_axis(at)
     cells = [axis.part(cell) for cell in range(axis.size)]
     means = np.array([[at.panel.mean(measure, name, part) for part in cells] for name in at.names], dtype=float)

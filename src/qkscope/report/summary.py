@@ -16,18 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.ablation.table import FILE as ABLATION
-from qkscope.lenses.ablation.table import last_measured, shown_edit
-from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.ablation.table import last_measured, measured_edits, shown_edit
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.lenses.rope.split_table import FILE as CAUSES
 from qkscope.lenses.rope.split_table import R_Q
 from qkscope.lenses.rope.steps import causes_of, outcome_of, split_rows
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.cards import population
 from qkscope.results.entries import Entry
-from qkscope.stats.noise import Change
+from qkscope.stats.changes import Change
 from qkscope.stats.series import Trend
 from qkscope.stats.significance import Significance, is_significant
 from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shortened, shown, tokens
@@ -104,7 +103,7 @@ class StudySummary:
                                                                       subsequent_indent="  ")])  # fmt: skip
 
 
-def summarize(tables: StudyTables) -> StudySummary:
+def summarize(tables: Results) -> StudySummary:
     """The summary of a study."""
     story = _Story(tables)
     findings = [story.which(), story.when(), story.long_context(), story.matters()]
@@ -120,7 +119,7 @@ def summarize(tables: StudyTables) -> StudySummary:
 class _Story:
     """The facts behind the sentences, about the main population: rotary heads where layers differ, else all heads."""
 
-    def __init__(self, tables: StudyTables) -> None:
+    def __init__(self, tables: Results) -> None:
         self.tables, self.own, self.common = tables, tables.own, tables.common
         self.study = tables.own.study
         self.kind = main_layer_type(tables.own)
@@ -150,11 +149,11 @@ class _Story:
         """A checkpoint's label."""
         return shortened(self.study.labels[name])
 
-    def mean(self, at: AtWindow, measure: str, name: str) -> float:
+    def mean(self, at: WindowView, measure: str, name: str) -> float:
         """The mean over the main population; NaN where it does not exist."""
         return at.panel.mean(measure, name, self.part) if name in at.names else math.nan
 
-    def change(self, at: AtWindow, measure: str, before: str, after: str) -> Change:
+    def change(self, at: WindowView, measure: str, before: str, after: str) -> Change:
         """The change of that mean."""
         return at.panel.change(measure, before, after, self.part)
 
@@ -174,7 +173,7 @@ class _Story:
         """Whether the run has checkpoints after its context length or base changed."""
         return self.is_run and 0 < len(self.pretraining) < len(self.names)
 
-    def at_equal_length(self) -> AtWindow:
+    def at_equal_length(self) -> WindowView:
         """The view in which all checkpoints have the same window."""
         return self.own if self.common is None else self.common
 
@@ -268,7 +267,7 @@ class _Story:
             share=True,
         )  # fmt: skip
 
-    def _share(self, at: AtWindow, name: str) -> str:
+    def _share(self, at: WindowView, name: str) -> str:
         mean, error = self.mean(at, POSITION_DOMINATED, name), at.panel.error(POSITION_DOMINATED, name, self.part)
         return share_plus_minus(mean, error)
 
@@ -366,7 +365,7 @@ class _Story:
             () if bars else self._lines("r_q", "r_q"), bars,
         )  # fmt: skip
 
-    def _step(self, at: AtWindow, before: str, after: str) -> str:
+    def _step(self, at: WindowView, before: str, after: str) -> str:
         """`mean r_q of 48 rotary heads falls from 0.59 (A) to 0.51 (B)`."""
         change = self.change(at, "r_q", before, after)
         start, stop = shown(number, change.before, change.after)
@@ -390,7 +389,7 @@ class _Story:
     def _attribution(self) -> pd.Series | None:
         """The attribution's row of that change at equal length; None where there is none."""
         at = self.at_equal_length()
-        if CAUSES not in at.head_tables or not self.extended:
+        if not at.has(CAUSES) or not self.extended:
             return None
         rows = split_rows(at)
         pairs = (rows["from_model"] == self.pretraining[-1]) & (rows["quantity"] == R_Q)
@@ -404,10 +403,10 @@ class _Story:
 
     def matters(self) -> Answer | None:
         """What the model loses without positional scores of single heads; None without an ablation."""
-        if ABLATION not in self.own.head_tables:
+        if not measured_edits(self.own):
             return None
         edit, model = shown_edit(self.own), last_measured(self.own)
-        heads = self.own.of_entry(model, ABLATION)
+        heads = self.own.of_entry(model).dropna(subset=[f"loss_{edit}"])
         loss, error = heads[f"loss_{edit}"].to_numpy(float), heads[f"loss_{edit}_se"].to_numpy(float)
         known = np.isfinite(loss)
         if not known.any():
@@ -464,10 +463,10 @@ class _Story:
         return _head(both, most, f"changed most{length}: r_q {ends} ({steps})")
 
     def _costliest(self) -> HeadToInspect | None:
-        if ABLATION not in self.own.head_tables:
+        if not measured_edits(self.own):
             return None
         edit, model = shown_edit(self.own), last_measured(self.own)
-        heads = self.own.of_entry(model, ABLATION).dropna(subset=[f"loss_{edit}"])
+        heads = self.own.of_entry(model).dropna(subset=[f"loss_{edit}"])
         if heads.empty:
             return None
         loss, error = heads[f"loss_{edit}"].to_numpy(float), heads[f"loss_{edit}_se"].to_numpy(float)
@@ -497,7 +496,7 @@ class _Story:
 
     def _lines(self, measure: str, label: str) -> tuple[Line, ...]:
         lines = []
-        for at in self.tables.choices():
+        for at in self.tables.views():
             means = tuple(self.mean(at, measure, name) for name in self.own.names)
             errors = tuple(
                 at.panel.error(measure, name, self.part) if name in at.names else math.nan for name in self.own.names
@@ -506,7 +505,7 @@ class _Story:
         return tuple(lines)
 
 
-def main_layer_type(at: AtWindow) -> str:
+def main_layer_type(at: WindowView) -> str:
     """The layer type that sentences are about: rotary where layers differ and one type rotates, else all heads."""
     rotary = [kind for kind in at.layer_types if kind.startswith("rotary")]
     everywhere = [kind for kind in rotary if all((at.of_entry(name)["layer_kind"] == kind).any() for name in at.names)]

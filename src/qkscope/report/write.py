@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from qkscope.files import require_writable, write_text
-from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
+from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import PageCard, write_page
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import catalogue, drawable
 from qkscope.report.claims import claims_page
 from qkscope.report.lead import lead
+from qkscope.report.tables import write_long_tables
 from qkscope.results.folder import CLAIMS_MD, results_file
 from qkscope.results.read import load_results
 from qkscope.results.remove import remove_unfinished
@@ -24,10 +25,10 @@ def write_report(
     TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
     tables = build_tables(load_results(Path(results_folder)))
-    place = out or tables.results.writable_folder
+    place = out or tables.files.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
-    written = write_tables(tables, place)
+    written = [*write_long_tables(tables, place), *write_tables(tables, place)]
     claims = claims_page(tables)
     if claims:
         path = results_file(place, CLAIMS_MD)
@@ -42,7 +43,7 @@ def write_report(
     return written
 
 
-def page_cards(tables: StudyTables) -> list[PageCard]:
+def page_cards(tables: Results) -> list[PageCard]:
     """The cards of all figures that the study carries."""
     return [PageCard(figure.name, figure_card(figure, tables)) for figure in drawable(tables)]
 

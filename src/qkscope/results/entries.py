@@ -12,6 +12,7 @@ import pandas as pd
 from qkscope.errors import TableError
 from qkscope.kinds import CHECKPOINTS, MODELS, NOUNS, SEEDS, StudyKind, differ
 from qkscope.results import schema
+from qkscope.results.folder import PROVENANCE_JSON
 from qkscope.results.provenance import CheckpointRecord, Provenance, one_line
 
 # What the entries of a study span, as titles say it.
@@ -145,7 +146,7 @@ def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tupl
     strangers = [name for name in measured if records and name not in records]
     if strangers:
         raise TableError(
-            f"{schema.QK_CSV} has checkpoints that {schema.PROVENANCE_JSON} does not have: "
+            f"{schema.QK_CSV} has checkpoints that {PROVENANCE_JSON} does not have: "
             f"{listed_names(strangers)}; the two files belong to different runs"
         )
     order = [name for name in records if name in measured] or list(measured)

@@ -12,17 +12,15 @@ import re
 from pathlib import Path
 
 from qkscope.errors import InputError
+from qkscope.results.schema import FILES as TABLE_FILES
+from qkscope.results.schema import QK_CSV as QK_CSV
 from qkscope.study.values import file_safe
 
-QK_CSV = "qk.csv"
-QK_COMMON_CSV = "qk_common.csv"
-QK_WINDOWS_CSV = "qk_windows.csv"
-REPLICATES_CSV = "replicates.csv"
-LAYER_MEANS_CSV = "layer_means.csv"
 ABLATION_CSV, ABLATION_JSON = "ablation.csv", "ablation.json"
 PREDICTION_CSV, PREDICTION_KERNEL_CSV = "prediction.csv", "prediction_kernel.csv"
 PLASTICITY_SAMPLED_CSV = "plasticity_sampled.csv"
 PROVENANCE_JSON = "provenance.json"
+TABLES_JSON = "tables.json"
 PLAN_JSON = "plan.json"
 STUDY_YAML = "study.yaml"
 LEFT_OUT_JSON = "left_out.json"
@@ -30,10 +28,9 @@ TRAINING_JSON = "training.json"
 REPORT_HTML, CLAIMS_MD = "report.html", "claims.md"
 LOCK = ".lock"
 LEFT_OUT_LOCK = ".left_out.lock"
-HEAD_TABLES = (QK_CSV, QK_COMMON_CSV, QK_WINDOWS_CSV, REPLICATES_CSV, LAYER_MEANS_CSV)
 OTHER_TABLES = (ABLATION_CSV, PREDICTION_CSV, PREDICTION_KERNEL_CSV)
-RECORDS = (ABLATION_JSON, PROVENANCE_JSON, PLAN_JSON, STUDY_YAML, LEFT_OUT_JSON, TRAINING_JSON)
-FILES = (*HEAD_TABLES, *OTHER_TABLES, *RECORDS, REPORT_HTML, CLAIMS_MD, LOCK, LEFT_OUT_LOCK)
+RECORDS = (TABLES_JSON, ABLATION_JSON, PROVENANCE_JSON, PLAN_JSON, STUDY_YAML, LEFT_OUT_JSON, TRAINING_JSON)
+FILES = (*TABLE_FILES, *OTHER_TABLES, *RECORDS, REPORT_HTML, CLAIMS_MD, LOCK, LEFT_OUT_LOCK)
 
 MOMENTS, SHARDS, VECTORS, TOKENS, PARTS = "moments", ".shards", "vectors", ".tokens", ".parts"
 ABLATION = ".ablation"
@@ -54,7 +51,7 @@ LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV = "lengths.csv", "changes.csv", "diffe
 JOIN_FILES = (JOIN_CSV, POINTS_CSV, LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV, JOIN_PNG, JOIN_SVG, CARD)
 
 FIGURE = re.compile(r"([0-9]{2}|appendix|published)_[a-z0-9_]{1,60}")
-TABLE = re.compile(r"[a-z0-9_]{1,60}\.csv")
+TABLE = re.compile(r"[a-z0-9_]{1,60}\.(?:csv|parquet)")
 COMPARED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,100}")
 ABLATION_PART = re.compile(r"[0-9a-f]{64}\.json")
 STORED_TOKENS = re.compile(r"[0-9a-f]{64}\.tokens")
@@ -75,8 +72,14 @@ def results_file(folder: Path, name: str) -> Path:
 
 
 def head_table_path(folder: Path, name: str) -> Path:
-    """A table with rows per head, as `qk.csv` is one."""
+    """A table of a results folder, as `qk.csv` is one."""
     return _within(folder, _known(name, TABLE.fullmatch(name)))
+
+
+def stored_table(folder: Path, name: str) -> Path | None:
+    """A table by its name, in whichever format it is stored; None where the folder has none."""
+    paths = [head_table_path(folder, f"{name}.{suffix}") for suffix in ("csv", "parquet")]
+    return next((path for path in paths if path.exists()), None)
 
 
 def lock_path(folder: Path) -> Path:

@@ -1,20 +1,20 @@
 """Read a results folder or an exported archive: the tables, who the checkpoints are and in which order they come.
 
-`qk.csv` is needed; `qk_common.csv`, `qk_windows.csv` and `provenance.json` are used when they are there.
-A table may come from elsewhere with the required columns only: then depth is layer / last layer, labels are
-the model names, and there are no phases. Everything later stages rely on is checked here, once, so they need
-not doubt a column; what cannot be used is refused with the file, the line and what to do.
+`qk.csv` is needed; the other tables and `provenance.json` are used when they are there. A table may come from elsewhere
+with the required columns only: then depth is layer / last layer, labels are the model names, and there are no phases.
+Everything later stages rely on is checked here, once, so they need not doubt a column; what cannot be used is refused
+with the file, the line and what to do.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
 
-from qkscope.errors import InputError, TableError
+from qkscope.errors import InputError, TableError, first_line
 from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
 from qkscope.results import schema
 from qkscope.results.archive import SUFFIX, is_archive, unpacked
@@ -33,20 +33,19 @@ from qkscope.results.entries import (
 )
 from qkscope.results.entries import phase_segments as phase_segments
 from qkscope.results.entries import select_checkpoints as select_checkpoints
-from qkscope.results.folder import head_table_path, results_file
+from qkscope.results.folder import PROVENANCE_JSON, head_table_path, results_file, stored_table
 from qkscope.results.mapped import SpillingTable, drop_page_cache, in_blocks, is_large, memory_mapped, select_rows
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
 from qkscope.results.provenance import one_line as one_line
-from qkscope.results.schema import depth_of_layers
+from qkscope.results.retired import refuse_earlier_tables
+from qkscope.results.schema import HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, TableKind, depth_of_layers
 
 _KEY = ["model", "layer", "head", "pc"]
-_HEAD_KEY = ("model", "layer", "head", "window")
 _AGAIN = "`qkscope analyze RESULTS` writes it again"
 _NUMBERS = ("explained_variance", "r_q", "r_k")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
-_TEXT_COLUMNS = ("model", "rotary", "attention", "errors", "table", "column")
 _KINDS = {
     "rotary": (schema.ROTARY, schema.NOPE, schema.UNKNOWN),
     "attention": (schema.FULL, schema.SLIDING, schema.CHUNKED),  # or empty: not recorded
@@ -61,19 +60,31 @@ _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer m
 
 
 @dataclass(frozen=True)
-class Results:
-    """A results folder: component 0 of each table, checked, with depth, rotary and window filled in."""
+class ResultsFolder:
+    """What the files of a results folder hold, checked; component 0 has depth, rotary and window filled in."""
 
     folder: Path  # where its files are: of an archive, where they were unpacked
     source: Path  # the folder or archive that was named
     study: Entries
-    heads: pd.DataFrame
-    common: pd.DataFrame | None
-    windows: pd.DataFrame | None
+    heads: pd.DataFrame  # component 0 of `qk.csv`: each checkpoint over its own context
+    common: pd.DataFrame | None  # the same over the window that all share, where that is another for some checkpoint
     provenance: Provenance
     unmeasured: tuple[str, ...]  # checkpoints of the provenance that have no rows (yet)
     components: pd.DataFrame  # `heads` with every component, of a very large table only with component 0
     components_common: pd.DataFrame | None  # `common`, likewise
+    _read: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def table(self, name: str, kind: TableKind | None = None) -> pd.DataFrame | None:
+        """Every row of one of the tables, such as `heads` or `buckets`; None where the folder has none (yet)."""
+        if name not in self._read:
+            self._read[name] = read_table(self, name, kind or TABLES.get(name))
+            drop_page_cache()
+        return self._read[name]
+
+    @property
+    def windows(self) -> pd.DataFrame | None:
+        """Component 0 of every head at every window."""
+        return self.table(HEADS)
 
     @property
     def writable_folder(self) -> Path:
@@ -85,7 +96,7 @@ class Results:
         )
 
 
-def load_results(folder: Path | str) -> Results:
+def load_results(folder: Path | str) -> ResultsFolder:
     """Read and check a results folder, or an archive that `qkscope export` made, each file once.
 
     Raises TableError when something that is needed is not there.
@@ -96,18 +107,14 @@ def load_results(folder: Path | str) -> Results:
         raise TableError(
             f"{source}: is a file; give a results folder, or an archive (.zip) that `qkscope export` wrote"
         )
+    refuse_earlier_tables(folder, source)
     components = _read_components(results_file(folder, schema.QK_CSV))
-    provenance = read_provenance(results_file(folder, schema.PROVENANCE_JSON))
+    provenance = read_provenance(results_file(folder, PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
     components = memory_mapped(_fill_window(components, checkpoints))
     drop_page_cache()
     heads = _leading(components)
-    names = [c.name for c in checkpoints]
-    components_common = _read_optional(results_file(folder, schema.QK_COMMON_CSV), names)
-    if components_common is not None:
-        components_common = memory_mapped(_fill_common_window(components_common, provenance))
-        if _windows_of(components_common) == _windows_of(heads):
-            components_common = None  # all contexts are the common window: there is only one choice of windows
+    components_common = _read_common(results_file(folder, TABLES[schema.COMPONENTS_TABLE].file), components, provenance)
     settings = provenance.study or StudyRecord()
     title = settings.title or settings.study
     kind = entries_kind(heads, checkpoints, provenance)
@@ -122,13 +129,12 @@ def load_results(folder: Path | str) -> Results:
         axis=settings.axis or "entries",
         axis_scale=settings.axis_scale or "linear",
     )
-    return Results(
+    return ResultsFolder(
         folder=folder,
         source=source,
         study=study,
         heads=heads,
         common=None if components_common is None else _leading(components_common),
-        windows=_read_optional(results_file(folder, schema.QK_WINDOWS_CSV), names, extra_key=["window"]),
         provenance=provenance,
         unmeasured=unmeasured,
         components=components,
@@ -136,54 +142,95 @@ def load_results(folder: Path | str) -> Results:
     )
 
 
-def read_head_table(
-    results: Results, file: str, columns: Sequence[str], key: Sequence[str] = _HEAD_KEY, texts: Sequence[str] = ()
-) -> pd.DataFrame | None:
-    """A lens's table of the folder, its numbers checked; None where the folder has none (yet).
+def _read_common(path: Path, own: pd.DataFrame, provenance: Provenance) -> pd.DataFrame | None:
+    """Every component over the common window; of checkpoints whose own context that is, the rows of `qk.csv`."""
+    if not path.exists():
+        return None
+    table = _read_components(path)
+    names = list(dict.fromkeys(own["model"]))
+    _refuse_strangers(table, ["model"], names, path)
+    window = provenance.analysis.common_window if provenance.analysis else None
+    table = table.assign(window=table["window"].fillna(np.nan if window is None else float(window)))
+    there = set(table["model"].unique())
+    if there == set(names):
+        return memory_mapped(table)
+    of_own = own[~own["model"].isin(there)]
+    both = pd.concat([table, of_own], ignore_index=True)
+    order = both["model"].map({name: place for place, name in enumerate(names)})
+    return memory_mapped(both.iloc[np.argsort(order.to_numpy(), kind="stable")].reset_index(drop=True))
 
-    `key` are the columns that tell its rows apart, `texts` those of its columns that are words.
-    """
-    return _read_known(results, file, columns, key, ("model",), (*_TEXT_COLUMNS, *texts))
+
+def read_table(results: ResultsFolder, name: str, kind: TableKind | None) -> pd.DataFrame | None:
+    """One of the tables of a folder, its numbers checked; None where the folder has none (yet)."""
+    path = stored_table(results.folder, name)
+    if path is None:
+        return None
+    key = kind.key if kind else MEANS_KEY if name == schema.LAYER_MEANS else TABLES[HEADS].key
+    return _known_table(path, key, key, ["model"], results.study.names, TEXT_COLUMNS)
+
+
+def require_numbers(results: ResultsFolder, table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
+    """Refuse a table with only some of these columns of one set, or with anything but numbers in them."""
+    path = stored_table(results.folder, name)
+    for column in columns:
+        if path is not None and column in table.columns and column not in TEXT_COLUMNS:
+            _make_numbers(table, column, path)
+
+
+def read_named_table(
+    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str]
+) -> pd.DataFrame | None:
+    """A table of heads that a command writes by itself, such as `ablation_heads.csv`; None where there is none."""
+    path = head_table_path(results.folder, file)
+    names = results.study.names
+    return _known_table(path, (*key, *columns), key, ["model"], names, TEXT_COLUMNS) if path.exists() else None
 
 
 def read_study_table(
-    results: Results, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
+    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
 ) -> pd.DataFrame | None:
     """A lens's table about the study as a whole, likewise; `texts` are columns of words, those ending in `model` name
     entries."""
-    return _read_known(results, file, columns, key, [name for name in texts if name.endswith("model")], texts)
+    path = head_table_path(results.folder, file)
+    models = [name for name in texts if name.endswith("model")]
+    needed = (*key, *columns, *models)
+    return _known_table(path, needed, key, models, results.study.names, texts) if path.exists() else None
 
 
-def _read_known(
-    results: Results,
-    file: str,
-    columns: Sequence[str],
+def _known_table(
+    path: Path,
+    needed: Sequence[str],
     key: Sequence[str],
     models: Sequence[str],
+    names: Sequence[str],
     texts: Sequence[str],
-) -> pd.DataFrame | None:
-    path = head_table_path(results.folder, file)
-    if not path.exists():
-        return None
-    table = _whole(_known_pieces(path, (*key, *columns, *models), texts))
+) -> pd.DataFrame:
+    """A table with these columns; `key` are the columns that tell its rows apart, `models` those that name entries."""
+    pieces = _parquet_pieces(path) if path.suffix == ".parquet" else _read_csv(path, texts)
+    table = _whole(_known_pieces(path, pieces, needed, texts))
     _refuse_repeated(table, key, path)
-    strangers = sorted({str(n) for column in models for n in table[column].unique()} - set(results.study.names))
-    if strangers:
-        raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
+    _refuse_strangers(table, models, names, path)
     return table
 
 
-def _known_pieces(path: Path, needed: Sequence[str], texts: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """The rows of a lens's table, its numbers checked."""
-    for piece in _read_csv(path, texts):
+def _refuse_strangers(table: pd.DataFrame, models: Sequence[str], names: Sequence[str], path: Path) -> None:
+    strangers = sorted({str(name) for column in models for name in table[column].unique()} - set(names))
+    if strangers:
+        raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
+
+
+def _known_pieces(
+    path: Path, pieces: Iterator[pd.DataFrame], needed: Sequence[str], texts: Sequence[str]
+) -> Iterator[pd.DataFrame]:
+    """The rows of a table, its numbers checked."""
+    for piece in pieces:
         missing = [name for name in needed if name not in piece.columns]
         if missing or piece.empty:
             raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
-        # Errors and replicates may be missing, in tables of earlier versions; where they are there they are numbers.
-        for name in (*needed, *(name for name in piece.columns if "without_" in name or name.endswith("_se"))):
-            if name not in texts:
+        for name in (str(name) for name in piece.columns if name not in texts):
+            if name in needed or not pd.api.types.is_string_dtype(piece[name].dtype):
                 _make_numbers(piece, name, path)
-        yield piece
+        yield piece.copy()  # a block per type: pandas is slow where a table has hundreds of them
 
 
 def _whole(pieces: Iterator[pd.DataFrame]) -> pd.DataFrame:
@@ -203,52 +250,30 @@ def _leading(components: pd.DataFrame) -> pd.DataFrame:
     return select_rows(components, (components["pc"] == 0).to_numpy())
 
 
-def _windows_of(heads: pd.DataFrame) -> dict[str, float]:
-    """The window of each checkpoint."""
-    last = heads.drop_duplicates("model", keep="last")
-    return dict(zip(last["model"], last["window"], strict=True))
-
-
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _read_optional(path: Path, names: Sequence[str], extra_key: Sequence[str] = ()) -> pd.DataFrame | None:
-    if not path.exists():
-        return None
-    table = _read_components(path, extra_key)
-    strangers = sorted(set(table["model"].unique()) - set(names))
-    if strangers:
-        raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
-    if extra_key and table["window"].isna().any():
-        raise TableError(f"{path}: column 'window' is empty in some rows")
-    return table
-
-
-def _read_components(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
-    """A table with one row per head, component (and `extra_key`), in file order, with all columns present."""
-    table = _read_table(path, extra_key)
+def _read_components(path: Path) -> pd.DataFrame:
+    """A table with one row per head and component, in file order, with all columns present."""
+    table = _whole(_checked_pieces(path))
     if not (table["pc"] == 0).any():
         raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
-    _refuse_repeated(table, [*_KEY, *extra_key], path)
+    _refuse_repeated(table, _KEY, path)
     drop_page_cache()
     return _with_layer_columns(table, path)
 
 
-def _read_table(path: Path, extra_key: Sequence[str] = ()) -> pd.DataFrame:
+def _checked_pieces(path: Path) -> Iterator[pd.DataFrame]:
     """All rows of a table, its numbers checked; of a very large one those of component 0."""
-    return _whole(_checked_pieces(path, extra_key))
-
-
-def _checked_pieces(path: Path, extra_key: Sequence[str]) -> Iterator[pd.DataFrame]:
     leading = path.exists() and path.stat().st_size > EVERY_COMPONENT
     for piece in _read_csv(path):
-        _require_columns(piece, path, extra_key)
+        _require_columns(piece, path)
         checked = _with_numbers(piece, path)
         yield checked[checked["pc"] == 0] if leading else checked
 
 
-def _require_columns(table: pd.DataFrame, path: Path, extra_key: Sequence[str]) -> None:
-    missing = [c for c in (*schema.REQUIRED_COLUMNS, *extra_key) if c not in table.columns]
+def _require_columns(table: pd.DataFrame, path: Path) -> None:
+    missing = [c for c in schema.REQUIRED_COLUMNS if c not in table.columns]
     if missing:
         raise TableError(
             f"{path}: missing column{'s' if len(missing) > 1 else ''} {listed_names(missing)}; "
@@ -261,7 +286,7 @@ def _require_columns(table: pd.DataFrame, path: Path, extra_key: Sequence[str]) 
 def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
     for column in table.columns:
         known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
-        if known and column not in _TEXT_COLUMNS:
+        if known and column not in TEXT_COLUMNS:
             _make_numbers(table, column, path)
     return _checked(table, path)
 
@@ -276,7 +301,7 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
         raise TableError(f"{path}: {sum(map(len, repeats))} repeated row(s), the first is {where}")
 
 
-def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> Iterator[pd.DataFrame]:
+def _read_csv(path: Path, texts: Sequence[str] = TEXT_COLUMNS) -> Iterator[pd.DataFrame]:
     """The table in a file: whole, or of a large one some rows at a time, numbered through."""
     rows = PART if _is_large(path) else None
     try:
@@ -293,6 +318,29 @@ def _read_csv(path: Path, texts: Sequence[str] = _TEXT_COLUMNS) -> Iterator[pd.D
         raise TableError(f"{path}: is empty") from None
     except (pd.errors.ParserError, ValueError, OverflowError, OSError) as error:
         raise TableError(f"{path}: cannot be read as a table: {error}") from error
+
+
+def _parquet_pieces(path: Path) -> Iterator[pd.DataFrame]:
+    """The row groups of a table, one for each checkpoint; numbers have the precision of all others."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with opened(path, _MAX_TABLE) as file:
+            table = pq.ParquetFile(file)
+            sizes = [table.metadata.row_group(number).total_byte_size for number in range(table.num_row_groups)]
+            if sum(sizes) > _MAX_TABLE:
+                raise Unreadable(f"expands to more than {_MAX_TABLE / 2**30:,.0f} GiB")
+            first = 0
+            for number in range(table.num_row_groups):
+                piece = table.read_row_group(number).to_pandas()
+                narrow = {name: "float64" for name, kind in piece.dtypes.items() if kind == "float32"}
+                yield piece.astype(narrow).set_axis(pd.RangeIndex(first, first + len(piece)))
+                first += len(piece)
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise TableError(f"{path}: cannot be read as a table: {first_line(error)}; {_AGAIN}") from error
 
 
 def _parsed(file: BinaryIO, texts: Sequence[str], rows: int | None) -> Iterator[pd.DataFrame]:
@@ -373,11 +421,6 @@ def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
 def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Entry]) -> pd.DataFrame:
     contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
     return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
-
-
-def _fill_common_window(common: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
-    window = provenance.analysis.common_window if provenance.analysis else None
-    return common.assign(window=common["window"].fillna(np.nan if window is None else float(window)))
 
 
 # --- provenance -----------------------------------------------------------------------------------

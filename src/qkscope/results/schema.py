@@ -1,21 +1,82 @@
-"""The columns that every table with rows per head shares, and those of `qk.csv`.
+"""The tables of a results folder: what a row of each is, and the columns that they share.
 
-`qk.csv` has one row per checkpoint, layer, query head and principal component. `qk_common.csv` is the same
-table at the study's common window, `qk_windows.csv` has component 0 at several prefix windows.
+There is one table per kind of row, whatever the number of lenses: a lens adds columns. `qk.csv` is as published.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-# The files of these tables, for whoever speaks about them.
-from qkscope.results.folder import LAYER_MEANS_CSV as LAYER_MEANS_CSV
-from qkscope.results.folder import PROVENANCE_JSON as PROVENANCE_JSON
-from qkscope.results.folder import QK_COMMON_CSV as QK_COMMON_CSV
-from qkscope.results.folder import QK_CSV as QK_CSV
-from qkscope.results.folder import QK_WINDOWS_CSV as QK_WINDOWS_CSV
-from qkscope.results.folder import REPLICATES_CSV as REPLICATES_CSV
+QK, COMPONENTS_TABLE, HEADS = "qk", "components", "heads"
+REPLICATES, LAYER_MEANS = "replicates", "layer_means"  # what errors of means and changes over heads are made of
+QK_CSV, HEADS_CSV, HEADS_PARQUET = f"{QK}.csv", f"{HEADS}.csv", f"{HEADS}.parquet"
 
-QK_FILES = (QK_CSV, QK_COMMON_CSV, QK_WINDOWS_CSV)
+
+@dataclass(frozen=True)
+class TableKind:
+    """A table with rows per checkpoint, window and head (or layer): `<name>.csv` or `<name>.parquet`."""
+
+    name: str
+    across: str | None = None  # the column with the place on a second axis, such as a position bucket
+    per: str = "head"
+    parquet: bool = True  # large tables that nobody opens in a spreadsheet
+    digits: int | None = None  # of numbers, where not all are kept
+
+    @property
+    def file(self) -> str:
+        """Its file; of `heads`, that of a table that is not large."""
+        return f"{self.name}.{'parquet' if self.parquet else 'csv'}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that tell its rows apart."""
+        who = ("model", "window", "layer", *(("head",) if self.per == "head" else ()))
+        return who if self.across is None else (*who, self.across)
+
+
+# `heads` becomes Parquet where it is large (`tables/parts.py`).
+TABLES: Mapping[str, TableKind] = {
+    kind.name: kind
+    for kind in (
+        TableKind(QK, "pc", parquet=False),
+        TableKind(COMPONENTS_TABLE, "pc", parquet=False),
+        TableKind(HEADS, parquet=False),
+        TableKind("buckets", "bucket"),
+        TableKind("parts", "part"),
+        TableKind("planes", "plane"),
+        TableKind("distances", "point"),
+        TableKind("pairs", "cell", per="layer"),
+        TableKind("tokens", "token", parquet=False, digits=6),
+    )
+}
+
+
+def is_parquet(table: str) -> bool:
+    """Whether a table is stored as Parquet whatever its size; `heads` is where it is large."""
+    return table not in TABLES or TABLES[table].parquet
+
+
+# Every file that these tables may be in.
+FILES = (*(kind.file for kind in TABLES.values()), HEADS_PARQUET, f"{REPLICATES}.parquet", f"{LAYER_MEANS}.parquet")
+# Columns of words; all others are numbers.
+TEXT_COLUMNS = ("model", "windows", "rotary", "attention", "errors", "category", "measure", "heads_of", "text")
+
+
+def table_kind(across: str | None, per: str) -> TableKind:
+    """The table that has a row per head (or layer) and place; a lens may bring places of its own."""
+    known = [
+        kind for kind in TABLES.values() if (kind.across, kind.per) == (across, per) and kind.name != COMPONENTS_TABLE
+    ]
+    of_layer = f"layer_{across}s" if across else "layers"
+    return known[0] if known else TableKind(f"{across}s" if per == "head" else of_layer, across, per)
+
+
+MEANS_KEY = ("model", "window", "layer", "measure", "heads_of")
+# What is known of each place of a table, whatever lens has columns there: first position of a bucket, the one behind
+# its last, and the mean position of its queries.
+PLACE_COLUMNS: Mapping[str, tuple[str, ...]] = {"buckets": ("start", "end", "position")}
 
 # Who: `model` is the checkpoint's name, `depth` is layer / (number of layers - 1).
 IDENTITY_COLUMNS = ("model", "layer", "depth", "head", "kv_head", "pc")
@@ -24,10 +85,11 @@ STATISTIC_COLUMNS = ("explained_variance", "r_q", "r_k", "n_q", "n_k")
 # Least-squares lines v.q = mu_q + alpha t and v.k = mu_k + beta t, t in tokens.
 LINE_COLUMNS = ("mu_q", "mu_k", "alpha", "beta")
 # What the layer was: `rotary` is rotary | nope | unknown, `attention` is full | sliding | chunked (with its
-# width in `attention_window`, empty for full), `window` the number of leading positions that were analysed, `documents`
-# the number of documents that reach its end (empty where that was not counted), `errors` how the errors in `*_se` were
-# found, or why there are none.
-LAYER_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "window", "documents", "errors")
+# width in `attention_window`, empty for full), `documents` the number of documents that reach the window's end (empty
+# where that was not counted), `errors` how the errors in `*_se` were found, or why there are none.
+FACT_COLUMNS = ("rotary", "rotary_dims", "head_dim", "attention", "attention_window", "documents", "errors")
+# The same with `window`, the number of leading positions that were analyzed, as published.
+LAYER_COLUMNS = (*FACT_COLUMNS[:-2], "window", *FACT_COLUMNS[-2:])
 
 # How sure a component, a sign and a category are, from the errors in `<column>_se`.
 JUDGED_COLUMNS = ("gap", "unstable", "sign_sure", "category_share")

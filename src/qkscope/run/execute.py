@@ -35,7 +35,8 @@ from qkscope.run.shards import (
 from qkscope.run.status import write_study_and_plan
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
-from qkscope.tables.workers import AnalysisSettings, TableParts
+from qkscope.study.rows import row_settings
+from qkscope.tables.workers import TableParts
 from qkscope.text import are, counted
 
 
@@ -53,7 +54,7 @@ def run_study(
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     plan = plan_capture(file, folder, events, options)
-    with lock_folder(folder), TableParts(folder, AnalysisSettings.of(file.study), file.study) as parts:
+    with lock_folder(folder), TableParts(folder, row_settings(file.study), file.study) as parts:
         _capture(plan, folder, events, options, parts)
         from qkscope.tables.from_moments import analyze_study  # loads all lenses
 

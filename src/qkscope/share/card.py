@@ -12,7 +12,7 @@ import yaml
 from qkscope._version import __version__
 from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
-from qkscope.results.read import Entry, Results
+from qkscope.results.read import Entry, ResultsFolder
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, to_markdown
 
@@ -33,7 +33,7 @@ class SharedTable:
         return f"{'summary_' if '/' in self.file else ''}{Path(self.file).stem}"
 
 
-def dataset_card(results: Results, tables: Sequence[SharedTable], files: Sequence[str]) -> str:
+def dataset_card(results: ResultsFolder, tables: Sequence[SharedTable], files: Sequence[str]) -> str:
     """README.md of an export; where tables are there as Parquet, with the configs by which the Hub shows them."""
     configs: list[dict[str, Any]] = [
         {"config_name": each.config, "data_files": each.parquet, **({"default": True} if each.config == FIRST else {})}
@@ -48,7 +48,7 @@ def dataset_card(results: Results, tables: Sequence[SharedTable], files: Sequenc
     return f"{_front_matter(front)}\n\n{to_markdown(blocks)}"
 
 
-def space_card(results: Results) -> str:
+def space_card(results: ResultsFolder) -> str:
     """README.md of a static Space that shows the page."""
     title = one_line(results.study.title)[:60]
     return _front_matter({"title": title, "sdk": "static", "app_file": "index.html", "tags": TAGS}) + "\n"
@@ -58,7 +58,7 @@ def _front_matter(values: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
 
 
-def _about(results: Results) -> list[AnyBlock]:
+def _about(results: ResultsFolder) -> list[AnyBlock]:
     study = results.study
     return [
         heading(1, one_line(study.title)),
@@ -98,7 +98,7 @@ def _tables(tables: Sequence[SharedTable]) -> list[AnyBlock]:
     return [heading(2, "Tables"), TableBlock(titles, rows), Listing("python", tuple(lines))]
 
 
-def _rest(results: Results, files: Sequence[str]) -> list[AnyBlock]:
+def _rest(results: ResultsFolder, files: Sequence[str]) -> list[AnyBlock]:
     blocks: list[AnyBlock] = [heading(2, "What else is here")]
     if REPORT_HTML in files:
         blocks.append(bullet(Code(REPORT_HTML), ": the interactive page, one file that needs no network"))

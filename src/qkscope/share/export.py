@@ -17,7 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.errors import InputError, StorageError, TableError
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from qkscope.errors import InputError, StorageError, TableError, first_line
 from qkscope.files import (
     is_abandoned,
     new_beside,
@@ -29,8 +33,8 @@ from qkscope.files import (
     writing,
 )
 from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_json, read_bytes
-from qkscope.lenses.at_window import StudyTables, build_tables, write_tables
 from qkscope.lenses.registry import registered
+from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import write_page
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import drawable, folder_name
@@ -48,6 +52,7 @@ from qkscope.results.folder import (
     STUDY_YAML,
     TABLE,
     TABLES,
+    TABLES_JSON,
     entries,
     figure_folder,
     head_table_path,
@@ -55,7 +60,7 @@ from qkscope.results.folder import (
     tables_folder,
 )
 from qkscope.results.local_paths import PathShortener
-from qkscope.results.read import Results, load_results
+from qkscope.results.read import ResultsFolder, load_results
 from qkscope.share.card import SharedTable, dataset_card
 from qkscope.words.blocks import to_markdown
 
@@ -99,7 +104,7 @@ def export_results(
     return out
 
 
-def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, parquet: bool) -> Results:
+def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, parquet: bool) -> ResultsFolder:
     """Write the export of a results folder into a new folder; returns it as it is read back."""
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
@@ -109,7 +114,7 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
             if not with_text and TEXT in _column_names(source):
                 report(f"note: {name} stays here because it contains document text; --with-text includes it")
                 continue
-            _copy(source, place / name, LARGEST_TABLE, table=True)
+            _copy(source, place / name, LARGEST_TABLE, table=source.suffix == ".csv")
     _write_records(folder, place, report)
     try:
         tables = build_tables(load_results(place))
@@ -123,8 +128,8 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
     shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(tables_folder(place))]
     if parquet:
         shared = [_write_parquet(table, place) for table in shared]
-    write_text(place / CARD, dataset_card(tables.results, shared, files_in(place)))
-    return tables.results
+    write_text(place / CARD, dataset_card(tables.files, shared, files_in(place)))
+    return tables.files
 
 
 def files_in(place: Path) -> list[str]:
@@ -134,9 +139,9 @@ def files_in(place: Path) -> list[str]:
 
 def _table_names() -> list[str]:
     """The tables with rows per head, or about the whole study, that this tool writes."""
-    names = [*(name for name in FILES if name.endswith(".csv")), PLASTICITY_SAMPLED_CSV]
+    names = [*(name for name in FILES if name.endswith((".csv", ".parquet"))), PLASTICITY_SAMPLED_CSV]
     for lens in registered():
-        names += [table.file for table in lens.tables]
+        names += [f"{table.name}.csv" for table in lens.tables if table.rows is None]
         names += [table.file for build in lens.of_study for table in build.tables]
     return list(dict.fromkeys(names))
 
@@ -156,6 +161,11 @@ def _named(path: Path) -> Iterator[None]:
 
 def _column_names(path: Path) -> list[str]:
     """The column names of a table, in lower case."""
+    if path.suffix == ".parquet":
+        try:
+            return [name.lower() for name in pq.read_schema(path).names]
+        except (pa.ArrowInvalid, OSError) as error:
+            raise TableError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
     with _named(path), opened(path, LARGEST_TABLE) as file:
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
@@ -178,7 +188,7 @@ def _copy(source: Path, target: Path, largest: int, *, table: bool = False) -> N
 def _write_records(folder: Path, place: Path, report: Notify) -> None:
     """Provenance, study and ablations with every absolute path shortened; report where paths were."""
     shortener = PathShortener()
-    for name in (PROVENANCE_JSON, ABLATION_JSON, STUDY_YAML):
+    for name in (PROVENANCE_JSON, TABLES_JSON, ABLATION_JSON, STUDY_YAML):
         source = results_file(folder, name)
         if not os.path.lexists(source):
             continue
@@ -198,7 +208,7 @@ def _write_records(folder: Path, place: Path, report: Notify) -> None:
         report(f"note: absolute paths under {len(by_key) - SHOWN_PATHS} more keys are shortened")
 
 
-def _write_figures(tables: StudyTables, folder: Path, place: Path) -> int:
+def _write_figures(tables: Results, folder: Path, place: Path) -> int:
     """The figures that were drawn, as vector graphics, with their cards; returns how many."""
     written = 0
     for figure in drawable(tables):
@@ -214,8 +224,8 @@ def _write_figures(tables: StudyTables, folder: Path, place: Path) -> int:
 
 def _write_parquet(table: SharedTable, place: Path) -> SharedTable:
     """Write a table that has rows as Parquet, too; returns it with where that is."""
-    import pyarrow.parquet as pq
-
+    if table.file.endswith(".parquet"):
+        return replace(table, parquet=table.file)
     rows = read_typed_csv(place / table.file)
     if rows.num_rows == 0:  # its columns would have no type
         return table
@@ -227,9 +237,6 @@ def _write_parquet(table: SharedTable, place: Path) -> SharedTable:
 
 def read_typed_csv(path: Path) -> Any:
     """A CSV table as an Arrow table with fixed types: an empty cell is null, and names are always text."""
-    import pyarrow as pa
-    import pyarrow.csv as csv
-
     try:
         with _named(path), opened(path, LARGEST_TABLE) as file:
             header = file.readline(LONGEST_LINE).decode("utf-8").rstrip("\r\n").split(",")

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import re
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.depth_axis import EARLY, LATE, MIDDLE
 from qkscope.lenses.kind_of_layer import kinds_in_order
-from qkscope.stats.noise import EVERY_HEAD, Part
+from qkscope.lenses.views import WindowView
+from qkscope.stats.means import EVERY_HEAD, Part
 
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
 DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
 PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qkscope/...
 
 
-def entry_scalars(at: AtWindow, name: str, prefix: str = PREFIX) -> dict[str, float]:
+def entry_scalars(at: WindowView, name: str, prefix: str = PREFIX) -> dict[str, float]:
     """The numbers of one checkpoint; callbacks log the same under another prefix."""
     kinds = kinds_in_order(at.heads["layer_kind"])
     parts = {"": EVERY_HEAD}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkscope.errors import InputError, QkscopeError, StorageError, first_line
-from qkscope.lenses.at_window import build_tables
+from qkscope.lenses.views import build_tables
 from qkscope.results.entries import Entry
 from qkscope.results.read import load_results
 from qkscope.share.scalars import entry_scalars

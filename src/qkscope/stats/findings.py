@@ -13,7 +13,8 @@ from enum import Enum
 import numpy as np
 
 from qkscope.results.read import Entry
-from qkscope.stats.noise import Change, HeadPanel
+from qkscope.stats.changes import Change
+from qkscope.stats.means import HeadPanel
 from qkscope.stats.series import Shape
 from qkscope.stats.series import Trend as Trend
 from qkscope.stats.significance import Significance

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from qkscope.errors import InputError, located
 from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.lenses.registry import head_tables
-from qkscope.lenses.rows import COMPONENTS
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.environment import environment
@@ -26,13 +25,17 @@ from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, shared_attention, write_provenance
 from qkscope.results.remove import remove_head_table
+from qkscope.results.retired import EARLIER_TABLES
+from qkscope.results.schema import FILES, HEADS_CSV, HEADS_PARQUET
 from qkscope.study.load import changed, load_study
+from qkscope.study.rows import COMPONENTS, RowSettings, row_settings
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.study.values import file_safe
+from qkscope.tables.description import write_description
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
-from qkscope.tables.parts import TablePart, is_joined, join_parts, require_same_columns
-from qkscope.tables.workers import AnalysisSettings, TableParts
+from qkscope.tables.parts import TablePart, is_joined, join_parts, joined_name, require_same_columns
+from qkscope.tables.workers import TableParts
 
 
 class Listener(Protocol):
@@ -72,9 +75,16 @@ def analyze_study(
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    settings = AnalysisSettings.of(study)
     return write_results(
-        out or folder, files, settings, events, command, study, left_out, made=made, page_follows=page_follows
+        out or folder,
+        files,
+        row_settings(study),
+        events,
+        command,
+        study,
+        left_out,
+        made=made,
+        page_follows=page_follows,
     )
 
 
@@ -152,9 +162,9 @@ def analyze_files(
     ordered = natural_order(list(files))
     if ordered != list(files):
         events.noted(f"ordered by the numbers in their names: {', '.join(ordered)}")
-    settings = AnalysisSettings(
-        common_window or shortest,
-        components or COMPONENTS,
+    settings = RowSettings(
+        common=common_window or shortest,
+        components=components or COMPONENTS,
         skip=skip_positions or 0,
         detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
     )
@@ -183,7 +193,7 @@ def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind
         named = {**each.provenance, "name": name}
         Moments.from_layers(each.layout, each.layers.values(), sums, named, each.documents).save(path)
         paths.append(path)
-    return analyze_files(paths, _Silent(), "qkscope.load_results", out=out, kind=kind)
+    return analyze_files(paths, _Silent(), "qkscope.load", out=out, kind=kind)
 
 
 def _named(paths: Sequence[Path]) -> tuple[dict[str, Path], int]:
@@ -228,7 +238,7 @@ def _checked_name(path: Path, name: str) -> str:
 def write_results(
     out: Path,
     files: Mapping[str, Path],
-    settings: AnalysisSettings,
+    settings: RowSettings,
     events: Listener,
     command: str,
     study: Study | None = None,
@@ -256,27 +266,31 @@ def write_results(
         _join(out, parts, record, events, page_follows)
     for sentence in shared_attention(origins):
         events.noted(sentence)
-    for path in write_study_tables(out, files, parts, settings.rows(), read_as["kind"]):
+    events.wrote(str(write_description(out, head_tables(), settings)))
+    for path in write_study_tables(out, files, parts, settings, read_as["kind"]):
         events.wrote(str(path))
     events.wrote(str(write_provenance(out, record)))
     return out
 
 
 def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Listener, page_follows: bool) -> None:
-    """Write the head tables, after removing what does not match them."""
+    """Write the tables of heads, after removing what does not match them."""
     tables = {name: [part for part in parts if name in part.headers] for part in parts for name in part.headers}
     for name, having in tables.items():
         require_same_columns(having, name)
-    same = all(is_joined(having, name, head_table_path(out, name)) for name, having in tables.items())
+    paths = {name: head_table_path(out, joined_name(having, name)) for name, having in tables.items()}
+    same = all(is_joined(having, name, paths[name]) for name, having in tables.items())
     removed = remove_outdated(out, record, same_tables=same, page=not page_follows)
     if removed is not None:
         events.noted(removed)
     for name, having in tables.items():
-        join_parts(having, name, head_table_path(out, name))
-        events.wrote(str(head_table_path(out, name)))
-    for table in head_tables():  # an earlier run may have had more detail, or vectors
-        if table.file not in tables:
-            remove_head_table(out, table.file)
+        join_parts(having, name, paths[name])
+        events.wrote(str(paths[name]))
+        if paths[name].name == HEADS_PARQUET:
+            events.noted(f"{HEADS_PARQUET} is too large for a spreadsheet, so it is not written as {HEADS_CSV}")
+    # An earlier run may have had more detail, vectors, or other contexts, and 0.2 had other tables.
+    for file in {*FILES, *EARLIER_TABLES} - {path.name for path in paths.values()}:
+        remove_head_table(out, file)
 
 
 def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
@@ -295,10 +309,10 @@ def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Lis
 
 
 def _provenance(
-    settings: AnalysisSettings, origins: list[CheckpointRecord], command: str, study: Study | None
+    settings: RowSettings, origins: list[CheckpointRecord], command: str, study: Study | None
 ) -> dict[str, Any]:
     sample = settings.heads
-    characters = study.characters_in_common if study and settings.window is None else None
+    characters = study.characters_in_common if study and settings.common is None else None
     return {
         "schema": SCHEMA,
         "qkscope": environment()["qkscope"],
@@ -310,7 +324,7 @@ def _provenance(
             "components": settings.components,
             "heads": {"sample": sample.count, "seed": sample.seed} if sample else "all",
             "layers": settings.layers,
-            "common_window": settings.window,
+            "common_window": settings.common,
             **({} if characters is None else {"common_characters": characters}),
             "skip_positions": max(settings.skip, origins[0].skip_positions or 0),
         },

@@ -11,14 +11,15 @@ from qkscope.errors import located
 from qkscope.kinds import StudyKind
 from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
-from qkscope.lenses.rows import RowSettings
 from qkscope.lenses.study_sums import EntrySums, StudySums
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import head_table_path
+from qkscope.results.folder import head_table_path, stored_table
 from qkscope.results.remove import remove_head_table
-from qkscope.tables.parts import DETAIL_DIGITS, TablePart
+from qkscope.study.rows import RowSettings
+from qkscope.tables.parts import TablePart
 
 PIECE = 10_000  # rows that are read at a time
+DIGITS = 6  # of numbers in tables with many rows per head; others have all that there are
 
 
 def write_study_tables(
@@ -32,8 +33,11 @@ def write_study_tables(
         EntrySums(name, path, part.window, part.origin) for (name, path), part in zip(files.items(), parts, strict=True)
     )
 
-    def head_table(file: str, windows: Set[int]) -> Iterator[pd.DataFrame]:
-        return _written(head_table_path(out, file), list(files), windows)
+    def head_table(name: str, windows: Set[int]) -> Iterator[pd.DataFrame]:
+        path = stored_table(out, name)
+        if path is None:
+            raise ValueError(f"{out} has no table {name!r}")
+        return _row_groups(path, windows) if path.suffix == ".parquet" else _lines(path, list(files), windows)
 
     study = StudySums(entries, kind, settings, head_table)
     for each in builds:
@@ -41,7 +45,7 @@ def write_study_tables(
         for table in each.tables:
             path = head_table_path(out, table.file)
             if table.file in by_file:
-                write_csv(by_file[table.file], path, DETAIL_DIGITS if table.detail else None)
+                write_csv(by_file[table.file], path, DIGITS if table.detail else None)
                 written.append(path)
             else:
                 remove_head_table(out, table.file)
@@ -62,8 +66,18 @@ def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
     return by_file
 
 
-def _written(path: Path, names: Sequence[str], windows: Set[int]) -> Iterator[pd.DataFrame]:
-    """The rows of each of these entries, in whose order this run has written them; most are at other windows."""
+def _row_groups(path: Path, windows: Set[int]) -> Iterator[pd.DataFrame]:
+    """The rows of each entry at these windows: a row group each, in the order in which this run has written them."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as table:
+        for number in range(table.num_row_groups):
+            rows = table.read_row_group(number).to_pandas()
+            yield rows[rows["window"].isin(windows)].reset_index(drop=True)
+
+
+def _lines(path: Path, names: Sequence[str], windows: Set[int]) -> Iterator[pd.DataFrame]:
+    """The same of a CSV table."""
     pieces = pd.read_csv(
         path, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False, chunksize=PIECE
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import TableError
-from qkscope.lenses.at_window import summary_files
 from qkscope.lenses.registry import tables_of_commands
+from qkscope.lenses.views import summary_files
 from qkscope.results.folder import ABLATION_CSV, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
 from qkscope.results.provenance import Provenance, StudyRecord
 from qkscope.results.read import read_provenance

@@ -1,27 +1,40 @@
-"""One checkpoint's lines of every head table, in a file of their own until all checkpoints are there.
+"""One checkpoint's rows of every table, in a file of their own until all checkpoints are there.
 
-Lines are written as they will be in the tables, so that a table is its parts one after the other, whoever made them and
-when, and memory does not grow with the number of checkpoints.
+Rows are stored as they will be in the tables: lines of CSV, or a row group of Parquet. So a table is its parts one
+after the other, whoever made them and when, and memory does not grow with the number of checkpoints.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 
 from qkscope.errors import InputError, located
 from qkscope.files import replacing, writing
 from qkscope.lenses.base import HeadTable
-from qkscope.lenses.rows import RowSettings, checkpoint_rows
+from qkscope.lenses.derived import with_derived
+from qkscope.lenses.rows import checkpoint_rows
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
 from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.schema import FACT_COLUMNS, HEADS, LAYER_MEANS, REPLICATES, TABLES, TEXT_COLUMNS, is_parquet
+from qkscope.study.rows import RowSettings
 from qkscope.study.schema import Checkpoint
 from qkscope.tables.origin import longest_window, origin_of
 
 BUFFER = 2**20  # bytes that are copied at a time
-DETAIL_DIGITS = 6  # of numbers in tables with many rows per head; others have all that there are
+LARGE = 100 * 2**20  # bytes of CSV beyond which `heads` is stored as Parquet: spreadsheets do not open more
+COMPRESSION = "zstd"
+# Columns of whole numbers that any table may have.
+WHOLE = ("layer", "head", "kv_head", "window", "rotary_dims", "head_dim", "attention_window", "documents", "heads")
 
 
 @dataclass(frozen=True)
@@ -32,41 +45,79 @@ class PartRequest:
     moments: Path
     checkpoint: Checkpoint | None  # the study's, resolved
     settings: RowSettings  # `own` is found out from the moments
-    place: Path  # where the lines go
+    place: Path  # where the rows go
 
 
 @dataclass(frozen=True)
 class TablePart:
-    """A checkpoint's lines, and what produced them."""
+    """A checkpoint's rows, and what produced them."""
 
     place: Path
-    lines: dict[str, tuple[int, int]]  # by table: the first byte, and the one behind the last
-    headers: dict[str, str]
+    bytes: dict[str, tuple[int, int]]  # by table: the first byte, and the one behind the last
+    headers: dict[str, str]  # the names of the columns, as a line of CSV
     origin: CheckpointRecord
     window: int  # tokens of the checkpoint's own context
 
 
-def make_part(request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
-    """Read a checkpoint's moments, once, and write its lines."""
-    return part_of(Moments.load(request.moments), request, tables)
+def make_part(request: PartRequest, sets: Sequence[HeadTable]) -> TablePart:
+    """Read a checkpoint's moments, once, and write its rows."""
+    return part_of(Moments.load(request.moments), request, sets)
 
 
-def part_of(moments: Moments, request: PartRequest, tables: Sequence[HeadTable]) -> TablePart:
-    """Write the lines of moments that are at hand; their file is not read, and need not be there."""
+def part_of(moments: Moments, request: PartRequest, sets: Sequence[HeadTable]) -> TablePart:
+    """Write the rows of moments that are in memory; their file is not read, and need not be there."""
     longest = longest_window(request.name, moments, request.checkpoint)
-    lines: dict[str, tuple[int, int]] = {}
-    headers: dict[str, str] = {}
-    digits = {table.file: DETAIL_DIGITS for table in tables if table.detail}
     with located(f"checkpoint {request.name!r}"):
-        rows = checkpoint_rows(moments, tables, replace(request.settings, own=longest), model=request.name)
+        rows = checkpoint_rows(moments, sets, replace(request.settings, own=longest), model=request.name)
+        if HEADS in rows:
+            rows[HEADS] = with_derived(rows[HEADS], rows.get(REPLICATES))
+    places: dict[str, tuple[int, int]] = {}
+    headers: dict[str, str] = {}
     with replacing(request.place) as temporary, temporary.open("wb") as file:
         for name in list(rows):
-            header, _, body = csv_text(rows.pop(name), digits.get(name)).partition("\n")
+            headers[name], contents = stored(name, rows.pop(name))
             start = file.tell()
-            file.write(body.encode())
-            lines[name], headers[name] = (start, file.tell()), header
+            file.write(contents)
+            places[name] = start, file.tell()
     origin = origin_of(request.name, moments, request.checkpoint, longest)
-    return TablePart(request.place, lines, headers, origin, longest or moments.layout.context)
+    return TablePart(request.place, places, headers, origin, longest or moments.layout.context)
+
+
+def stored(name: str, rows: pd.DataFrame) -> tuple[str, bytes]:
+    """Rows of a table as they are stored, and the line with the names of its columns."""
+    if is_parquet(name):
+        table = arrow_table(name, rows)
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression=COMPRESSION, row_group_size=max(1, len(rows)))
+        return ",".join(table.column_names), buffer.getvalue()
+    kind = TABLES.get(name)
+    header, _, body = csv_text(rows, kind.digits if kind else None).partition("\n")
+    return header, body.encode()
+
+
+def arrow_table(name: str, rows: pd.DataFrame) -> pa.Table:
+    """Rows with types that do not depend on what one checkpoint has; numbers that do not exist are null.
+
+    Tables with many rows per head have seven digits, and leave to `heads` what is the same in all rows of a head.
+    """
+    detail = name not in (HEADS, REPLICATES, LAYER_MEANS)
+    left_out = ("depth", "kv_head", *FACT_COLUMNS) if detail else ()
+    whole = (*WHOLE, TABLES[name].across) if name in TABLES else WHOLE
+    number = pa.float32() if detail else pa.float64()
+    columns = {}
+    for column in (str(each) for each in rows.columns if each not in left_out):
+        values = rows[column]
+        if column in TEXT_COLUMNS:
+            columns[column] = pa.array(values.astype(str), pa.string())
+        elif column in whole:
+            columns[column] = pa.array(values, pa.int32(), from_pandas=True)
+        else:
+            numbers = values.to_numpy(dtype="float64", na_value=float("nan"))
+            columns[column] = pa.array(numbers, from_pandas=True).cast(number)
+    return pa.table(columns)
+
+
+# --- a table of all checkpoints -----------------------------------------------------------------------
 
 
 def require_same_columns(parts: Sequence[TablePart], table: str) -> None:
@@ -75,33 +126,120 @@ def require_same_columns(parts: Sequence[TablePart], table: str) -> None:
         raise InputError(f"{table}: not all checkpoints have the same columns; were some captured with other `groups`?")
 
 
+def joined_name(parts: Sequence[TablePart], table: str) -> str:
+    """The file that a table is stored as."""
+    size = sum(end - start for start, end in (part.bytes[table] for part in parts))
+    return f"{table}.parquet" if is_parquet(table) or (table == HEADS and size > LARGE) else f"{table}.csv"
+
+
 def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
-    """Write a table: its header, then each part's lines."""
+    """Write a table: each part's rows, in order."""
     with replacing(path) as temporary, temporary.open("wb") as file:
-        for data in _pieces(parts, table):
-            file.write(data)
+        if path.suffix == ".csv":
+            for data in _lines(parts, table):
+                file.write(data)
+            return
+        writer: Any = None
+        for group in _row_groups(parts, table):
+            writer = writer or pq.ParquetWriter(file, group.schema, compression=COMPRESSION)
+            writer.write_table(group, row_group_size=max(1, len(group)))
+        writer.close()
 
 
 def is_joined(parts: Sequence[TablePart], table: str, path: Path) -> bool:
-    """Whether a table is there already, byte for byte as `join_parts` would write it."""
-    size = (
-        len(parts[0].headers[table].encode()) + 1 + sum(end - start for start, end in (p.lines[table] for p in parts))
-    )
-    if not path.is_file() or path.stat().st_size != size:
+    """Whether a table is there already, as `join_parts` would write it."""
+    if not path.is_file():
         return False
+    if path.suffix == ".csv":
+        header = parts[0].headers[table].encode()
+        size = len(header) + 1 + sum(end - start for start, end in (part.bytes[table] for part in parts))
+        if path.stat().st_size != size:
+            return False
+        with path.open("rb") as file:
+            return all(file.read(len(data)) == data for data in _lines(parts, table))
+    try:
+        there = pq.ParquetFile(path)
+        return there.num_row_groups == len(parts) and all(
+            there.read_row_group(number).equals(group) for number, group in enumerate(_row_groups(parts, table))
+        )
+    except (pa.ArrowInvalid, OSError):
+        return False
+
+
+def append_part(part: TablePart, table: str, path: Path, kept: int) -> int:
+    """Replace a table by its first `kept` bytes of CSV, or row groups of Parquet, followed by the part's rows.
+
+    Returns its new size, in the same units.
+    """
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        if path.suffix == ".csv":
+            if kept:
+                for data in _copied(path, 0, kept):
+                    file.write(data)
+            else:
+                file.write(f"{part.headers[table]}\n".encode())
+            for data in _copied(part.place, *part.bytes[table]):
+                file.write(data)
+            return file.tell()
+        new = part_rows(part, table)
+        with pq.ParquetWriter(file, new.schema, compression=COMPRESSION) as writer:
+            for number in range(kept):
+                group = pq.ParquetFile(path).read_row_group(number)
+                writer.write_table(group, row_group_size=max(1, len(group)))
+            writer.write_table(new, row_group_size=max(1, len(new)))
+        return kept + 1
+
+
+def stored_size(path: Path) -> int:
+    """Bytes of a CSV table, row groups of a Parquet table; 0 of a table that is damaged or not there."""
+    if not path.is_file():
+        return 0
+    if path.suffix == ".csv":
+        return path.stat().st_size
+    try:
+        return int(pq.ParquetFile(path).num_row_groups)
+    except (pa.ArrowInvalid, OSError):
+        return 0
+
+
+def stored_header(path: Path) -> str:
+    """The names of a table's columns, as a line of CSV."""
+    if path.suffix == ".parquet":
+        return ",".join(pq.read_schema(path).names)
     with path.open("rb") as file:
-        return all(file.read(len(data)) == data for data in _pieces(parts, table))
+        return file.readline().decode(errors="replace").rstrip("\n")
 
 
-def _pieces(parts: Sequence[TablePart], table: str) -> Iterator[bytes]:
+def part_rows(part: TablePart, table: str) -> pa.Table:
+    """A part's rows of a table."""
+    data = b"".join(_copied(part.place, *part.bytes[table]))
+    if is_parquet(table):
+        return pq.read_table(pa.BufferReader(data))
+    header = part.headers[table].split(",")
+    texts = {name: pa.string() for name in header if name in TEXT_COLUMNS}
+    options = pa.csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=False)
+    return pa.csv.read_csv(io.BytesIO(part.headers[table].encode() + b"\n" + data), convert_options=options)
+
+
+def _row_groups(parts: Sequence[TablePart], table: str) -> Iterator[pa.Table]:
+    for part in parts:
+        rows = part_rows(part, table)
+        yield rows if is_parquet(table) else arrow_table(table, rows.to_pandas())
+
+
+def _lines(parts: Sequence[TablePart], table: str) -> Iterator[bytes]:
     yield f"{parts[0].headers[table]}\n".encode()
     for part in parts:
-        start, end = part.lines[table]
-        with writing(part.place), part.place.open("rb") as lines:
-            lines.seek(start)
-            while start < end:
-                data = lines.read(min(end - start, BUFFER))
-                if not data:
-                    raise OSError(f"{part.place} was cut short while the tables were written")
-                yield data
-                start += len(data)
+        yield from _copied(part.place, *part.bytes[table])
+
+
+def _copied(place: Path, start: int, end: int) -> Iterator[bytes]:
+    """A part of a file, some bytes at a time."""
+    with writing(place), place.open("rb") as file:
+        file.seek(start)
+        while start < end:
+            data = file.read(min(end - start, BUFFER))
+            if not data:
+                raise OSError(f"{place} was cut short while the tables were written")
+            yield data
+            start += len(data)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -23,11 +23,10 @@ from qkscope.errors import QkscopeError, QkscopeWarning
 from qkscope.processes import NICENESS, WorkerPool, free_memory
 from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
-from qkscope.study.heads import HeadSample, LayerChoice, head_sample, layer_choice
+from qkscope.study.rows import RowSettings
 from qkscope.study.schema import Checkpoint, Study
 
 if TYPE_CHECKING:
-    from qkscope.lenses.rows import RowSettings
     from qkscope.tables.parts import PartRequest, TablePart
 
 MIN_BYTES_FOR_WORKER = 16 * 2**20  # of a moments file; tables of smaller ones take less time than a process to start
@@ -35,43 +34,10 @@ MIN_BYTES_PER_WORKER = 32 * 2**20  # where several share the files: seconds of w
 MEMORY_PER_FILE = 4  # what a worker needs, in sizes of a moments file: the sums twice, products, rows
 
 
-@dataclass(frozen=True)
-class AnalysisSettings:
-    """How moments become rows."""
-
-    window: int | None  # the common window, in tokens; None: that of each checkpoint's sums
-    components: int
-    heads: HeadSample | None = None
-    layers: LayerChoice = "all"
-    skip: int = 0  # leading positions that are left out
-    detail: bool = True  # whether tables with many rows per head are made
-
-    @classmethod
-    def of(cls, study: Study) -> AnalysisSettings:
-        """The study's own settings."""
-        window, sample, layers = study.window_in_common(), head_sample(study), layer_choice(study)
-        return cls(window, study.components, sample, layers, study.skip_positions, study.in_detail())
-
-    def rows(self) -> RowSettings:
-        """What a checkpoint's rows are made with."""
-        from qkscope.lenses.rows import RowSettings
-
-        return RowSettings(
-            None,
-            self.window,
-            self.components,
-            self.heads,
-            self.layers,
-            self.skip,
-            self.detail,
-            common_of_sums=self.window is None,
-        )
-
-
 class TableParts:
     """The parts of all checkpoints, each made once; they are removed at the end of the `with` block."""
 
-    def __init__(self, folder: Path, settings: AnalysisSettings, study: Study | None = None) -> None:
+    def __init__(self, folder: Path, settings: RowSettings, study: Study | None = None) -> None:
         self._folder, self._settings, self._study = folder, settings, study
         self._begun: dict[str, Future[tuple[TablePart, list[str]]]] = {}
         self._beside: WorkerPool | None = None
@@ -144,7 +110,7 @@ class TableParts:
     def _request(self, name: str, moments: Path) -> PartRequest:
         from qkscope.tables.parts import PartRequest
 
-        place, settings = parts_path(self._folder, name), replace(self._settings.rows(), vectors=_kept(moments, name))
+        place, settings = parts_path(self._folder, name), replace(self._settings, vectors=_kept(moments, name))
         return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
 
     def _named(self, name: str) -> Checkpoint | None:

@@ -1,7 +1,7 @@
 """A results folder that gains one entry for each step that is measured: all tables, provenance, page.
 
-A step's lines are those that a study would have. Each table is replaced by one with these lines at its end, so whoever
-reads it finds it whole. `training.json` is written last. Whatever a table holds beyond the bytes that it lists is of a
+A step's rows are those that a study would have. Each table is replaced by one with these rows at its end, so whoever
+reads it finds it whole. `training.json` is written last. Whatever a table holds beyond the size that it lists is of a
 step that was being added when its process died; the next one to add a step writes over it.
 """
 
@@ -24,7 +24,6 @@ from qkscope.results.environment import environment
 from qkscope.results.folder import (
     PROVENANCE_JSON,
     QK_CSV,
-    REPLICATES_CSV,
     TRAINING_JSON,
     head_table_path,
     moments_path,
@@ -37,13 +36,14 @@ from qkscope.results.provenance import SCHEMA as PROVENANCE_SCHEMA
 from qkscope.results.provenance import CheckpointRecord, Provenance, write_provenance
 from qkscope.results.read import read_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
+from qkscope.results.schema import QK, REPLICATES, is_parquet
 from qkscope.train.cost import Cost, Seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from qkscope.lenses.rows import RowSettings
     from qkscope.moments.moments import Moments
+    from qkscope.study.rows import RowSettings
     from qkscope.tables.parts import TablePart
 
 SCHEMA = 2
@@ -69,7 +69,9 @@ class TrainingRecord(BaseModel):
     schema_: Annotated[int, Field(alias="schema")] = SCHEMA
     writer: str = ""  # a mark of whoever adds steps now; another's means that two trainings write here
     settings: dict[str, Any] = {}
-    tables: dict[str, Annotated[int, Field(ge=0)]] = {}  # bytes of header and lines of these steps, by table
+    tables: dict[
+        str, Annotated[int, Field(ge=0)]
+    ] = {}  # by table: bytes of a CSV file with these steps, row groups of a Parquet file
     steps: list[StepRecord] = []  # in the order in which they were measured
     seconds: Seconds = Seconds()  # of the whole training run, when its last step was added
 
@@ -147,7 +149,7 @@ class TrainingFolder:
                 moments.save(moments_path(self.path, step_name(step)))
             self._write_provenance(part.origin)
             sizes = {table: self._append(table, part) for table in part.headers}
-            scalars = scalars_of(step_name(step), _part_rows(part, QK_CSV), _part_rows(part, REPLICATES_CSV))
+            scalars = scalars_of(step_name(step), _part_rows(part, QK), _part_rows(part, REPLICATES))
             self._record.tables = sizes
             self._record.steps.append(StepRecord(step=step, scalars=scalars))
             if cost is not None:
@@ -161,7 +163,7 @@ class TrainingFolder:
         if self._record.find(step) is None:
             raise InputError(f"{self.path} has no step {step}")
         with lock_folder(self.path):
-            now = _part_rows(self._part(step, moments), QK_CSV)
+            now = _part_rows(self._part(step, moments), QK)
             remove_parts(self.path)
         with head_table_path(self.path, QK_CSV).open("rb") as table:
             start = f"{step_name(step)},".encode()
@@ -217,7 +219,7 @@ class TrainingFolder:
         }
 
     def _row_settings(self, context: int) -> RowSettings:
-        from qkscope.lenses.rows import RowSettings
+        from qkscope.study.rows import RowSettings
 
         return RowSettings(common=context, components=self.components, skip=self.skip_positions, detail=self.detail)
 
@@ -237,29 +239,28 @@ class TrainingFolder:
             return part_of(round_as_stored(moments), request, head_tables())
 
     def _require_same_tables(self, part: TablePart) -> None:
-        """Refuse to add lines to tables that another version has written, or that somebody has cut."""
+        """Refuse to add rows to tables that another version has written, or that somebody has cut."""
+        from qkscope.tables.parts import stored_header, stored_size
+
         recorded = self._record.tables
         for table in sorted({*part.headers, *recorded}) if self._record.steps else ():
-            path = head_table_path(self.path, table)
-            size = path.stat().st_size if path.is_file() else 0
-            if size < recorded.get(table, 0):
+            path = self._table_path(table)
+            if stored_size(path) < recorded.get(table, 0):
                 raise InputError(f"{path}: is shorter than what was written to it; {START_OVER}")
-            if table not in recorded or table not in part.headers or _header(path) != part.headers[table]:
+            if table not in recorded or stored_header(path) != part.headers.get(table):
                 raise InputError(
-                    f"{self.path}: {table} of its steps has other columns than this qkscope "
+                    f"{self.path}: {path.name} of its steps has other columns than this qkscope "
                     f"({environment()['qkscope']}) writes; {START_OVER}"
                 )
 
     def _append(self, table: str, part: TablePart) -> int:
-        """Replace a table by one with the part's lines after those of the recorded steps; returns its size."""
-        from qkscope.tables.parts import TablePart, join_parts
+        """Replace a table by one with the part's rows after those of the recorded steps; returns its size."""
+        from qkscope.tables.parts import append_part
 
-        path, header = head_table_path(self.path, table), part.headers[table]
-        start, end = part.lines[table]
-        before = self._record.tables.get(table, len(header.encode()) + 1)
-        recorded = TablePart(path, {table: (len(header.encode()) + 1, before)}, {table: header}, part.origin, 0)
-        join_parts([recorded, part] if self._record.steps else [part], table, path)
-        return before + end - start
+        return append_part(part, table, self._table_path(table), self._record.tables.get(table, 0))
+
+    def _table_path(self, table: str) -> Path:
+        return head_table_path(self.path, f"{table}.{'parquet' if is_parquet(table) else 'csv'}")
 
     # -- all steps ----------------------------------------------------------------------------------------
 
@@ -306,15 +307,15 @@ class TrainingFolder:
 
 def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, float]:
     """An entry in a few numbers for trackers, those of `qkscope log`, from its lines of qk.csv and replicates.csv."""
-    from qkscope.lenses.at_window import AtWindow
     from qkscope.lenses.registry import registered
+    from qkscope.lenses.views import WindowView
     from qkscope.results.entries import Entries, Entry
     from qkscope.share.scalars import entry_scalars
 
     heads = components[components["pc"] == 0].reset_index(drop=True)
     here = replicates[replicates["window"] == heads["window"].max()].reset_index(drop=True)
     study = Entries(name, (Entry(name, name),), (name,), sampled_heads=False, same_documents=True)
-    return entry_scalars(AtWindow(study, heads, registered(), head_tables={REPLICATES_CSV: here}), name, PREFIX)
+    return entry_scalars(WindowView(study, heads, registered(), tables={REPLICATES: here}), name, PREFIX)
 
 
 # -- files -----------------------------------------------------------------------------------------------------
@@ -344,16 +345,11 @@ def _write_record(folder: Path, record: TrainingRecord) -> None:
     write_text(results_file(folder, TRAINING_JSON), f"{text}\n")
 
 
-def _header(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.readline().decode(errors="replace").rstrip("\n")
-
-
 def _part_rows(part: TablePart, table: str) -> pd.DataFrame:
-    start, end = part.lines[table]
-    with part.place.open("rb") as file:
-        file.seek(start)
-        return _frame(f"{part.headers[table]}\n".encode(), file.read(end - start))
+    from qkscope.tables.parts import part_rows
+
+    rows: pd.DataFrame = part_rows(part, table).to_pandas()
+    return rows
 
 
 def _frame(header: bytes, lines: bytes) -> pd.DataFrame:

@@ -14,7 +14,6 @@ import pandas as pd
 
 from qkscope.errors import InputError, located
 from qkscope.lenses.base import error_name
-from qkscope.lenses.plasticity.table import FILE
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
@@ -24,11 +23,13 @@ from qkscope.results.folder import (
     head_table_path,
     moments_path,
     results_file,
+    stored_table,
     vectors_path,
 )
 from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.schema import HEADS
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
@@ -69,7 +70,7 @@ def write_plasticity_pairs(
         rows = pd.concat([_of_checkpoint(folder, study, name, pairs) for name in names], ignore_index=True)
         write_csv(rows, path)
     events.wrote(str(path))
-    if difference := _difference_from_closed_form(rows, head_table_path(place, FILE)):
+    if difference := _difference_from_closed_form(rows, stored_table(place, HEADS)):
         events.noted(difference)
     return path
 
@@ -160,13 +161,17 @@ def _rows(sums: LayerSums, estimator: str, tally: Tally, model: str, n_layers: i
     return pd.DataFrame(columns)
 
 
-def _difference_from_closed_form(sampled: pd.DataFrame, closed: Path) -> str | None:
+def _difference_from_closed_form(sampled: pd.DataFrame, heads_table: Path | None) -> str | None:
     """How far the closed form is from the pairs, over the heads that both have; None where there are none."""
-    if not closed.is_file():
+    if heads_table is None:
         return None
     key = ["model", "layer", "head", "window"]
+    if heads_table.suffix == ".parquet":
+        closed = pd.read_parquet(heads_table, columns=[*key, "ap"])
+    else:
+        closed = pd.read_csv(heads_table, usecols=[*key, "ap"], dtype={"model": str})
     pairs = sampled[sampled["estimator"] == KEY_PAIRS]
-    both = pairs.merge(pd.read_csv(closed)[[*key, "ap"]], on=key, suffixes=("", "_closed"))
+    both = pairs.merge(closed, on=key, suffixes=("", "_closed"))
     difference = (both["ap_closed"] - both["ap"]).dropna().to_numpy()
     if not len(difference):
         return None

@@ -11,13 +11,14 @@ import pandas as pd
 from qkscope.errors import InputError, first_line, located
 from qkscope.kinds import StudyKind
 from qkscope.lenses.position import OWN
-from qkscope.lenses.rows import COMPONENTS, finished, layer_rows, with_errors
+from qkscope.lenses.rows import finished, layer_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.results.csv_files import csv_text, write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.study.rows import COMPONENTS
 from qkscope.study.values import file_safe
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.outdated import remove_outdated
@@ -144,8 +145,8 @@ def table_from_vectors(
     layers = []
     for facts, moments in vectors.layer_moments():
         sums = layer_sums(moments, facts.layer, sorted(vectors.pairs[facts.layer]), window, components)
-        layers.append(layer_rows(OWN, sums, *with_errors(OWN, sums), vectors.n_layers))
-    return finished(OWN, layers, model, window or vectors.layout.context)
+        layers.append(layer_rows([OWN], sums, vectors.n_layers, window or vectors.layout.context))
+    return finished([OWN], layers, model, lambda tokens: "own")
 
 
 def _note_log_uniform(name: str, folder: Path, events: Listener) -> None:
@@ -174,7 +175,7 @@ def _record(source: VectorSource, folder: Path, vectors: VectorDataset) -> Check
 
 def _write(table: pd.DataFrame, record: Provenance, out: Path, events: Listener) -> None:
     """Write table and provenance, after removing what does not match them."""
-    path = head_table_path(out, OWN.file)
+    path = head_table_path(out, OWN.kind.file)
     same = path.is_file() and path.read_bytes() == csv_text(table).encode()
     removed = remove_outdated(out, record, same_tables=same)
     if removed is not None:

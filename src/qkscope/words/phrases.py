@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from qkscope.results.read import Entry, one_line
+from qkscope.stats.changes import Change
 from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
-from qkscope.stats.noise import Change
 from qkscope.stats.series import Shape, Trend
 from qkscope.stats.significance import SMALLEST, Significance
 from qkscope.text import counted

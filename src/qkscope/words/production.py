@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qkscope.results import schema
+from qkscope.results.folder import PROVENANCE_JSON
 from qkscope.results.local_paths import without_local_paths
 from qkscope.results.provenance import CorpusRecord
-from qkscope.results.read import Entry, Results, phase_segments
+from qkscope.results.read import Entry, ResultsFolder, phase_segments
+from qkscope.results.schema import NOPE
 from qkscope.text import counted
 from qkscope.words.blocks import Block, Code, Run, Strong, bullet
 from qkscope.words.phrases import listed, shortened
@@ -15,7 +16,7 @@ NOT_RECORDED = "not recorded"
 _LISTED_CHECKPOINTS = 12
 
 
-def produced(results: Results) -> list[Block]:
+def produced(results: ResultsFolder) -> list[Block]:
     """Data, models, heads, checkpoints and corpus of a report, one item each."""
     one_run, noun = results.study.one_run, results.study.noun
     return [
@@ -24,7 +25,7 @@ def produced(results: Results) -> list[Block]:
         bullet(Strong("Checkpoints in order" if one_run else f"{noun.title()}s compared"), ":"),
         *(bullet(line, level=1) for line in _order(results)),
         bullet(Strong("Corpus and tokens"), ": ", *_corpus(results)),
-        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; provenance: ", Code(schema.PROVENANCE_JSON)),
+        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; provenance: ", Code(PROVENANCE_JSON)),
     ]
 
 
@@ -61,7 +62,7 @@ def _layout(checkpoint: Entry) -> str | None:
     layers, n = checkpoint.record.layers, checkpoint.record.n_layers
     if not layers:
         return None if n is None else f"{n} layers"
-    nope = sum(entry.get("rotary") == schema.NOPE for entry in layers)
+    nope = sum(entry.get("rotary") == NOPE for entry in layers)
     parts = [f"{len(layers) if n is None else n} layers"]
     parts[0] += f" ({nope} of them without rotary position)" if nope else ""
     for key, noun in (("q_heads", "query heads"), ("kv_heads", "KV heads")):
@@ -71,7 +72,7 @@ def _layout(checkpoint: Entry) -> str | None:
     return ", ".join(parts)
 
 
-def _heads(results: Results) -> str:
+def _heads(results: ResultsFolder) -> str:
     per = results.heads.groupby("model").size()
     low, high = int(per.min()), int(per.max())
     noun = results.study.noun
@@ -86,7 +87,7 @@ def _heads(results: Results) -> str:
     return f"{amount} query heads per {noun} ({how})."
 
 
-def _order(results: Results) -> list[str]:
+def _order(results: ResultsFolder) -> list[str]:
     checkpoints = results.study.checkpoints
     lines = []
     for phase, first, last in phase_segments(checkpoints):
@@ -124,7 +125,7 @@ def _theta(value: object) -> str | None:
     return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
 
 
-def _corpus(results: Results) -> list[Run]:
+def _corpus(results: ResultsFolder) -> list[Run]:
     corpus = results.provenance.corpus or CorpusRecord()
     records = [c.record for c in results.study.checkpoints]
     documents = [record.documents for record in records if record.documents is not None]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qkscope.results.entries import Entry
 from qkscope.stats.findings import largest_contrast
-from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.series import Shape, Trend
 from qkscope.words.phrases import Format, percent, plus_minus, share_plus_minus, shortened, shown, significant
 

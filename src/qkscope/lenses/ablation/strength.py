@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from qkscope.lenses.ablation.table import EDITS, FILE, SPREAD
-from qkscope.lenses.at_window import AtWindow
-from qkscope.lenses.head_rows import heads_at
+from qkscope.lenses.views import WindowView
 from qkscope.words.phrases import signed, span
 
-# What could tell beforehand which heads matter, where the results have it: column of tables/heads.csv, and in words.
+# What could tell beforehand which heads matter, where the results have it: column of heads.csv, and in words.
 STRENGTHS = {
     "r_q": "|r_q| on PC0",
     "position_share": "score variance that is position",
@@ -36,14 +35,14 @@ REACH = float(stats.norm.ppf(0.5 + LEVEL / 2))  # standard errors
 Array = NDArray[np.float64]
 
 
-def strengths_at(at: AtWindow) -> pd.DataFrame | None:
+def strengths_at(at: WindowView) -> pd.DataFrame | None:
     """Rank correlation of each edit's loss with each measure of strength, over the heads of each entry.
 
     `low` and `high` are its 95 % interval; `behind`, with its own, is how much smaller its size is than the largest.
     """
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return None
-    heads = heads_at(at)
+    heads = at.heads
     tables = []
     for model in at.names:
         for edit in EDITS:

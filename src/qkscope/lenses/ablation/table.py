@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
+from qkscope.lenses.views import WindowView
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.stats.significance import is_significant
 
-FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
+FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads", "ablation_groups.csv", "ablation_course.csv"
 BEGINS = "ablation_begins"
 # By name: what each edit takes away; `qkscope.ablate.edits` computes it.
 EDITS = {
@@ -80,35 +80,35 @@ COURSE = StudyTable(
 WRITTEN = StudyBuild((GROUPS, COURSE), None)
 
 
-def measured_edits(at: AtWindow) -> list[str]:
+def measured_edits(at: WindowView) -> list[str]:
     """The edits of single heads that were measured, in the order of EDITS."""
-    table = at.table(FILE)
-    return [edit for edit in EDITS if table[f"loss_{edit}"].notna().any()]
+    return [edit for edit in EDITS if f"loss_{edit}" in at.heads and at.heads[f"loss_{edit}"].notna().any()]
 
 
-def shown_edit(at: AtWindow) -> str:
+def shown_edit(at: WindowView) -> str:
     """The edit that figure and summary are about: the first of EDITS that was measured."""
     return measured_edits(at)[0]
 
 
-def last_measured(at: AtWindow) -> str:
+def last_measured(at: WindowView) -> str:
     """The last entry with ablated heads."""
-    there = set(at.table(FILE)["model"])
+    edited = at.heads[[f"loss_{edit}" for edit in measured_edits(at)]].notna().any(axis=1)
+    there = set(at.heads["model"][edited])
     return [name for name in at.names if name in there][-1]
 
 
-def begins_at(at: AtWindow) -> pd.DataFrame | None:
+def begins_at(at: WindowView) -> pd.DataFrame | None:
     """At each entry and edit: how many heads begin to matter there, and how many have begun so far.
 
     A head begins to matter at the first entry from which on its edit costs significantly, at every entry that was
     ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
     """
-    if FILE not in at.head_tables or not at.study.one_run:
+    if not at.study.one_run:
         return None
     rows = []
     for edit in measured_edits(at):
-        table, loss = at.table(FILE), f"loss_{edit}"
-        known = table[table[loss].notna() & table[f"{loss}_se"].notna()]
+        loss = f"loss_{edit}"
+        known = at.heads[at.heads[loss].notna() & at.heads[f"{loss}_se"].notna()]
         names = [name for name in at.names if name in set(known["model"])]
         if len(names) < 2:
             continue
@@ -123,7 +123,7 @@ def begins_at(at: AtWindow) -> pd.DataFrame | None:
     return pd.DataFrame(rows) if rows else None
 
 
-def _documents(at: AtWindow, model: str, edit: str) -> int:
+def _documents(at: WindowView, model: str, edit: str) -> int:
     """On how many documents single heads were measured; where that is not recorded, the fewest that give errors."""
     course = at.table(COURSE_FILE) if at.has(COURSE_FILE) else pd.DataFrame(columns=["model", "edit", "documents"])
     here = course[(course["model"] == model) & (course["edit"] == edit)]

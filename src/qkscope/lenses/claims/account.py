@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import POSITION_DOMINATED
 from qkscope.lenses.claims.base import Claim, Evidence, Ruling, unasked
 from qkscope.lenses.claims.groups import (
@@ -39,6 +38,7 @@ from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.score.table import shares_shown
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
 from qkscope.words.phrases import plus_minus
 
@@ -48,7 +48,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def query_share(at: AtWindow) -> str:
+def query_share(at: WindowView) -> str:
     """The share of the query part by which entries can be compared here."""
     return shares_shown(at)[3]
 
@@ -198,19 +198,19 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def claims_at(at: AtWindow) -> pd.DataFrame:
+def claims_at(at: WindowView) -> pd.DataFrame:
     """Every claim at one choice of windows: a row per entry, or one about training with the last checkpoint's name."""
     return pd.concat([claim_rows(claim, at) for claim in CLAIMS], ignore_index=True)
 
 
-def claim_rows(claim: Claim, at: AtWindow) -> pd.DataFrame:
+def claim_rows(claim: Claim, at: WindowView) -> pd.DataFrame:
     """One claim: a row per entry, or one about training."""
     entries = at.study.checkpoints if claim.about == "entry" else at.study.checkpoints[-1:]
     return pd.DataFrame([_row(claim, at, entry) for entry in entries], columns=list(COLUMNS))
 
 
-def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Evidence:
-    missing = [file for file in claim.needs if file not in at.head_tables]
+def _asked(claim: Claim, at: WindowView, entry: Entry) -> Evidence:
+    missing = [name for name in claim.needs if not at.has(name)]
     if missing:
         return unasked(f"{missing[0]} is not among these results at this window")
     evidence = claim.test(at, entry)
@@ -223,7 +223,7 @@ def _asked(claim: Claim, at: AtWindow, entry: Entry) -> Evidence:
     return replace(evidence, why=f"contradicted at the common window ({plus_minus(there.value, there.errors[0].size)})")
 
 
-def _row(claim: Claim, at: AtWindow, entry: Entry) -> dict[str, Any]:
+def _row(claim: Claim, at: WindowView, entry: Entry) -> dict[str, Any]:
     evidence = _asked(claim, at, entry)
     return {
         "claim": claim.name,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from qkscope.stats.noise import UNKNOWN_ERROR
 from qkscope.stats.significance import Error, Significance, decide
+from qkscope.stats.spread import UNKNOWN_ERROR
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.views import WindowView
     from qkscope.results.read import Entry
 
 
@@ -74,7 +74,7 @@ class Claim:
     said: str  # claims with one sentence are parts of it
     statistic: str  # what `value` is, in words
     figures: tuple[str, ...]
-    test: Callable[[AtWindow, Entry], Evidence]
+    test: Callable[[WindowView, Entry], Evidence]
     needs: tuple[str, ...] = ()  # files of head tables
     about: Literal["entry", "training"] = "entry"  # asked of every entry, or once of a training run
     cited: Literal["first", "last"] = "last"  # which entry of a run its cards speak of

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.claims.base import Evidence, unasked
 from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population, within
@@ -20,13 +19,15 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.table import ADVANTAGE, shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
-from qkscope.stats.noise import FEWEST_HEADS, HeadPanel, Part
+from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error, is_significant
+from qkscope.stats.spread import FEWEST_HEADS
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
-Test = Callable[[AtWindow, Entry], Evidence]
+Test = Callable[[WindowView, Entry], Evidence]
 DOMINATED, OTHERS = Part(dominated=True), Part(dominated=False)
 SIDES = ((DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
 HALF = 0.5
@@ -34,7 +35,7 @@ MARGIN = 0.1  # means of r nearer than this count as one value
 CLEAR = 0.3  # |r_k| of keys that clearly run with or against their queries
 
 
-def panel_of(at: AtWindow, file: str | None) -> HeadPanel:
+def panel_of(at: WindowView, file: str | None) -> HeadPanel:
     """The heads of a lens's table, or those of `qk.csv`."""
     return at.panel if file is None else at.panel_of(file)
 
@@ -58,10 +59,10 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
 # --- position-dominated heads -----------------------------------------------------------------------
 
 
-def dominated_more(file: str, quantity: Callable[[AtWindow], str]) -> Test:
+def dominated_more(file: str, quantity: Callable[[WindowView], str]) -> Test:
     """Whether a mean is larger in position-dominated heads than in the others of the same layer type."""
 
-    def test(at: AtWindow, entry: Entry) -> Evidence:
+    def test(at: WindowView, entry: Entry) -> Evidence:
         panel, name, of = at.panel_of(file), quantity(at), population(at, entry.name)
         sides = [(within(part, of.layer_kind), name) for part, name in SIDES]
         return more_in(panel, name, entry.name, *sides)
@@ -69,7 +70,7 @@ def dominated_more(file: str, quantity: Callable[[AtWindow], str]) -> Test:
     return test
 
 
-def by_interaction(at: AtWindow, entry: Entry) -> Evidence:
+def by_interaction(at: WindowView, entry: Entry) -> Evidence:
     """Whether the product of both drifts makes more of the bias than the mean query does."""
     panel, name = at.panel_of(ROTATED), "interaction_share"
     part = within(DOMINATED, population(at, entry.name).layer_kind)
@@ -81,7 +82,7 @@ def by_interaction(at: AtWindow, entry: Entry) -> Evidence:
     return Evidence(share - HALF, error, panel.head_error(name, entry.name, part), words, named(part))
 
 
-def sign_leans(at: AtWindow, entry: Entry) -> Evidence:
+def sign_leans(at: WindowView, entry: Entry) -> Evidence:
     """Whether late keys win where keys run with their queries, and early ones where they run against them.
 
     Most heads have r_k above 0 and favor late keys, so most agree by chance: only agreement beyond that counts.
@@ -139,7 +140,7 @@ def kappa_error(one: NDArray[np.bool_], other: NDArray[np.bool_], key_heads: NDA
 # --- depth and kinds --------------------------------------------------------------------------------
 
 
-def ends_of_depth(at: AtWindow, panel: HeadPanel, model: str) -> tuple[Part, Part, str] | None:
+def ends_of_depth(at: WindowView, panel: HeadPanel, model: str) -> tuple[Part, Part, str] | None:
     """The first and the last three tenths of depth, within the kind of layer that has most heads in both."""
     heads = at.of_entry(model)
     kinds = kinds_in_order(heads["layer_kind"].dropna())
@@ -151,10 +152,10 @@ def ends_of_depth(at: AtWindow, panel: HeadPanel, model: str) -> tuple[Part, Par
     return None
 
 
-def early_more(file: str | None, quantity: Callable[[AtWindow], str]) -> Test:
+def early_more(file: str | None, quantity: Callable[[WindowView], str]) -> Test:
     """Whether a mean is larger in the first than in the last three tenths of depth."""
 
-    def test(at: AtWindow, entry: Entry) -> Evidence:
+    def test(at: WindowView, entry: Entry) -> Evidence:
         panel = panel_of(at, file)
         ends = ends_of_depth(at, panel, entry.name)
         if ends is None:
@@ -166,7 +167,7 @@ def early_more(file: str | None, quantity: Callable[[AtWindow], str]) -> Test:
     return test
 
 
-def even_depth(at: AtWindow, entry: Entry) -> Evidence:
+def even_depth(at: WindowView, entry: Entry) -> Evidence:
     """Whether mean r_q of early and late layers is the same within a margin."""
     evidence = early_more(None, fixed("r_q"))(at, entry)
     if evidence.why:
@@ -174,7 +175,7 @@ def even_depth(at: AtWindow, entry: Entry) -> Evidence:
     return replace(evidence, value=MARGIN - abs(evidence.value))
 
 
-def vary_more(at: AtWindow, entry: Entry) -> Evidence:
+def vary_more(at: WindowView, entry: Entry) -> Evidence:
     """Whether layers of one type differ more in mean r_k than in mean r_q."""
     part = population(at, entry.name)
     layers = at.panel.layers_of(entry.name, part)
@@ -199,7 +200,7 @@ def vary_more(at: AtWindow, entry: Entry) -> Evidence:
     return Evidence(sizes[0] - sizes[1], over_draws(difference, *drawn), heads, words, named(part))
 
 
-def nope_less(at: AtWindow, entry: Entry) -> Evidence:
+def nope_less(at: WindowView, entry: Entry) -> Evidence:
     """Whether mean r_q is lower in NoPE layers than in rotary ones that see as much of the window."""
     kinds = kinds_in_order(at.of_entry(entry.name)["layer_kind"].dropna())
     sides = [[kind for kind in kinds if name in kind.replace(",", "").split()] for name in ("rotary", "NoPE")]
@@ -214,11 +215,11 @@ def nope_less(at: AtWindow, entry: Entry) -> Evidence:
     return replace(evidence, population=f"{rotary} and {nope} layers")
 
 
-def fixed(name: str) -> Callable[[AtWindow], str]:
+def fixed(name: str) -> Callable[[WindowView], str]:
     """A quantity that is the same at both choices of windows."""
     return lambda _: name
 
 
-def position_share(at: AtWindow) -> str:
+def position_share(at: WindowView) -> str:
     """The share of position by which entries can be compared here."""
     return shares_shown(at)[0]

@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
+from qkscope.lenses.views import WindowView
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import EVERY_HEAD, UNKNOWN_ERROR, HeadPanel, Part, spread
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import Error
+from qkscope.stats.spread import UNKNOWN_ERROR, spread
 from qkscope.words.phrases import plus_minus
 
 
-def population(at: AtWindow, *models: str) -> Part:
+def population(at: WindowView, *models: str) -> Part:
     """The heads of one layer type: of the rotary layers that have most heads, where entries have several types."""
     kinds = [at.of_entry(model)["layer_kind"] for model in models]
     every = kinds_in_order(kind for each in kinds for kind in each.dropna().unique())

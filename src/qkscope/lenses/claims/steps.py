@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.claims.base import Evidence, unasked
 from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of
 from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population
@@ -20,18 +19,20 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity.compared import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
-from qkscope.stats.noise import EVERY_HEAD, UNKNOWN_ERROR, HeadPanel, Part, clustered_error, spread
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import Error, combined
+from qkscope.stats.spread import UNKNOWN_ERROR, clustered_error, spread
 from qkscope.text import counted
 from qkscope.words.phrases import label, number, plus_minus
 
-Quantity = Callable[[AtWindow], str]
+Quantity = Callable[[WindowView], str]
 FEWEST_CHECKPOINTS = 3
 
 
-def longer_contexts(at: AtWindow) -> tuple[Entry, Entry] | None:
+def longer_contexts(at: WindowView) -> tuple[Entry, Entry] | None:
     """The last checkpoint before the context grows for the first time, and the last of all; None where it does not."""
     entries = at.study.checkpoints if at.study.one_run else ()
     for before, after in itertools.pairwise(entries):
@@ -40,7 +41,7 @@ def longer_contexts(at: AtWindow) -> tuple[Entry, Entry] | None:
     return None
 
 
-def why_no_longer_context(at: AtWindow) -> Evidence:
+def why_no_longer_context(at: WindowView) -> Evidence:
     """Why a claim about long-context training cannot be asked."""
     if not at.study.one_run:
         return unasked(f"the {at.study.noun}s are not stages of one training run")
@@ -58,7 +59,7 @@ def difference(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], way: 
 def goes(file: str | None, quantity: Quantity, way: int) -> Test:
     """Whether longer contexts move a mean up (`way` 1) or down (−1)."""
 
-    def test(at: AtWindow, _: Entry) -> Evidence:
+    def test(at: WindowView, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         if ends is None:
             return why_no_longer_context(at)
@@ -74,7 +75,7 @@ def spreads(name: str, way: int) -> Test:
         known = values[np.isfinite(values)]
         return float(np.abs(known - np.median(known)).mean()) if len(known) else math.nan
 
-    def test(at: AtWindow, _: Entry) -> Evidence:
+    def test(at: WindowView, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         if ends is None:
             return why_no_longer_context(at)
@@ -93,7 +94,7 @@ def spreads(name: str, way: int) -> Test:
     return test
 
 
-def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Evidence:
+def keys_fall(at: WindowView) -> tuple[Entry, Entry] | Evidence:
     """Where longer contexts bring mean r_k down; why a claim about that fall cannot be asked where they do not."""
     ends = longer_contexts(at)
     if ends is None:
@@ -108,7 +109,7 @@ def keys_fall(at: AtWindow) -> tuple[Entry, Entry] | Evidence:
 def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
     """The same as `goes`, asked only where mean r_k falls."""
 
-    def test(at: AtWindow, _: Entry) -> Evidence:
+    def test(at: WindowView, _: Entry) -> Evidence:
         ends = keys_fall(at)
         if isinstance(ends, Evidence):
             return ends
@@ -119,7 +120,7 @@ def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
     return test
 
 
-def comparable(at: AtWindow, file: str | None, ends: tuple[Entry, Entry]) -> bool:
+def comparable(at: WindowView, file: str | None, ends: tuple[Entry, Entry]) -> bool:
     """Whether a table says the same of both checkpoints: plasticity depends on the width of buckets."""
     return file != PLASTICITY or {entry.name for entry in ends} <= set(compared_names(at))
 
@@ -127,7 +128,7 @@ def comparable(at: AtWindow, file: str | None, ends: tuple[Entry, Entry]) -> boo
 def falls_with(file: str, quantity: Quantity) -> Test:
     """Whether, head by head, what keys lose of position goes with a gain of something else."""
 
-    def test(at: AtWindow, _: Entry) -> Evidence:
+    def test(at: WindowView, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         if ends is None:
             return why_no_longer_context(at)
@@ -141,7 +142,7 @@ def falls_with(file: str, quantity: Quantity) -> Test:
 
 
 def changes_of_heads(
-    at: AtWindow, file: str, quantity: str, before: Entry, after: Entry, part: Part = EVERY_HEAD
+    at: WindowView, file: str, quantity: str, before: Entry, after: Entry, part: Part = EVERY_HEAD
 ) -> pd.DataFrame:
     """Each head's change of |r_k| and of another quantity; heads that lack one are left out."""
     key = "kv_head" if "kv_head" in at.heads.columns else "head"
@@ -173,7 +174,7 @@ def against_keys(gained: pd.DataFrame, before: Entry, after: Entry) -> Evidence:
     return Evidence(-r, None, Error(error, len(sizes) - 1), words)
 
 
-def deep_falls_more(at: AtWindow, _: Entry) -> Evidence:
+def deep_falls_more(at: WindowView, _: Entry) -> Evidence:
     """Whether mean r_k falls more in the last than in the first three tenths of depth."""
     ends = keys_fall(at)
     if isinstance(ends, Evidence):
@@ -210,7 +211,7 @@ class _Courses:
     part: Part
 
     @classmethod
-    def of(cls, at: AtWindow, entries: Sequence[Entry]) -> _Courses | None:
+    def of(cls, at: WindowView, entries: Sequence[Entry]) -> _Courses | None:
         """None where the checkpoints do not have the same heads."""
         part = population(at, *(entry.name for entry in entries))
         keys = [at.panel.key_heads(entry.name, part) for entry in entries]
@@ -234,7 +235,7 @@ class _Courses:
         return Evidence(of_heads(self.values), over_draws(of_heads, self.drawn), heads, words, named(self.part))
 
 
-def change_more(at: AtWindow, _: Entry) -> Evidence:
+def change_more(at: WindowView, _: Entry) -> Evidence:
     """Whether mean r_k varies more over training than mean r_q."""
     entries = at.study.checkpoints
     if not at.study.one_run or len(entries) < FEWEST_CHECKPOINTS:
@@ -247,7 +248,7 @@ def change_more(at: AtWindow, _: Entry) -> Evidence:
     return courses.judged(lambda means: float(means[1].std() - means[0].std()), words)
 
 
-def queries_first(at: AtWindow, _: Entry) -> Evidence:
+def queries_first(at: WindowView, _: Entry) -> Evidence:
     """Whether mean r_q has made more of its rise than mean r_k by the second checkpoint."""
     entries, ends = at.study.checkpoints, longer_contexts(at)
     if ends is not None:
@@ -277,7 +278,7 @@ def _made(course: Array) -> float:
 # --- RoPE -------------------------------------------------------------------------------------------
 
 
-def mostly_rope(at: AtWindow, entry: Entry) -> Evidence:
+def mostly_rope(at: WindowView, entry: Entry) -> Evidence:
     """Whether the rotated-mean prediction gives more than half of mean r_q, in heads that rotate."""
     table, panel = at.of_entry(entry.name, ROPE), at.panel_of(ROPE)
     if not table[table["rotary"] == "rotary"]["r_q_rope"].notna().any():

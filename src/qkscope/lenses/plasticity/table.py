@@ -18,9 +18,8 @@ from qkscope.lenses.plasticity.closed_form import CellValues, cell_values
 from qkscope.lenses.plasticity.grid import FEWEST_FOR_ENDS, Array, Index, buckets_of
 from qkscope.lenses.sums import LayerSums
 
-FILE, PROFILE_FILE, MAP_FILE = "plasticity.csv", "plasticity_profile.csv", "plasticity_map.csv"
+FILE, PROFILE_FILE, MAP_FILE = "plasticity", "plasticity_profile", "plasticity_map"
 CLOSED_FORM = "closed form"
-ESTIMATOR = (("estimator", CLOSED_FORM),)
 HELD = "differences between buckets in covariance"
 SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 
@@ -63,6 +62,7 @@ COLUMNS = (
         "fewer than 4 all numbers.",
         limits=COUNT,
         error=None,
+        kind="constant",
     ),
 )
 PROFILE_COLUMNS = (
@@ -210,10 +210,17 @@ TITLES = {
     "ap_drop_matched": "drop at equal distances",
     "loss_not_position": "share of the loss that is not position",
 }
-TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, own_buckets=True, stated=ESTIMATOR)
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, own_buckets=True, estimator=CLOSED_FORM)
 PROFILE = HeadTable(
-    PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, holds_fixed=HELD, stated=ESTIMATOR
+    PROFILE_FILE, PROFILE_COLUMNS, profile, across="part", detail=True, holds_fixed=HELD, estimator=CLOSED_FORM
 )
 MAP = HeadTable(
-    MAP_FILE, MAP_COLUMNS, distance_map, across="cell", per="layer", detail=True, holds_fixed=HELD, stated=ESTIMATOR
+    MAP_FILE,
+    MAP_COLUMNS,
+    distance_map,
+    across="cell",
+    per="layer",
+    detail=True,
+    holds_fixed=HELD,
+    estimator=CLOSED_FORM,
 )

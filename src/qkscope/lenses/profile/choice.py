@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import CATEGORIES, UNDEFINED
 from qkscope.lenses.named_entries import named_entries
-from qkscope.lenses.profile.table import BEND_FILE, PROFILE_FILE
+from qkscope.lenses.profile.table import PROFILE_FILE
+from qkscope.lenses.views import WindowView
 
 MOST_BENT = "most bent"
 FEWEST_BUCKETS = 3  # beside position 0, of a drawing at the common window
@@ -34,7 +34,7 @@ class HeadProfile:
         return f"L{self.layer} H{self.head}"
 
 
-def profiles_of(at: AtWindow) -> list[HeadProfile]:
+def profiles_of(at: WindowView) -> list[HeadProfile]:
     """The chosen heads of the last checkpoint of a run, in the order of the categories; of seeds and models a few."""
     if at.study.one_run:
         return _profiles_in(at, at.names[-1])
@@ -44,10 +44,8 @@ def profiles_of(at: AtWindow) -> list[HeadProfile]:
     return [head for heads in by_model for head in (heads if len(heads) <= each else [*heads[: each - 1], heads[-1]])]
 
 
-def _profiles_in(at: AtWindow, model: str) -> list[HeadProfile]:
-    profiles, bends = (_of_model(at.table(file), model) for file in (PROFILE_FILE, BEND_FILE))
-    own = [name for name in bends.columns if name.startswith(("bend", "between"))]
-    heads = _of_model(at.heads, model).merge(bends[["layer", "head", *own]], on=["layer", "head"], how="inner")
+def _profiles_in(at: WindowView, model: str) -> list[HeadProfile]:
+    profiles, heads = _of_model(at.table(PROFILE_FILE), model), _of_model(at.heads, model)
     chosen: list[HeadProfile] = []
     for category in CATEGORIES:
         inside = heads[(heads["category"] == category) & heads["explained_variance"].notna()]
@@ -60,12 +58,12 @@ def _profiles_in(at: AtWindow, model: str) -> list[HeadProfile]:
     return [each for each in chosen if len(each.rows)]
 
 
-def shape_shows(at: AtWindow) -> bool:
+def shape_shows(at: WindowView) -> bool:
     """Whether an entry has buckets enough for a shape; two, as at a short common window, are always a line."""
     return any(_has_shape(at, entry.name) for entry in named_entries(at.study))
 
 
-def _has_shape(at: AtWindow, model: str) -> bool:
+def _has_shape(at: WindowView, model: str) -> bool:
     rows = _of_model(at.table(PROFILE_FILE), model)
     return not at.common or len(without_sink(rows.drop_duplicates("bucket"))) >= FEWEST_BUCKETS
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.categories import LOW
 from qkscope.lenses.profile.choice import without_sink
 from qkscope.lenses.profile.table import PROFILE_FILE
+from qkscope.lenses.views import WindowView
 
 BOTH, AGAINST, NEITHER = "both", "against", "neither"
 
 
-def examples(at: AtWindow) -> list[dict[str, Any]]:
+def examples(at: WindowView) -> list[dict[str, Any]]:
     """The clearest head of each sort at the last entry, with its profile where the results have one.
 
     A sort that no head belongs to is left out, and the page says that there is none.
@@ -35,7 +35,7 @@ def examples(at: AtWindow) -> list[dict[str, Any]]:
     return clearest
 
 
-def _example(at: AtWindow, head: pd.Series, sort: str) -> dict[str, Any]:
+def _example(at: WindowView, head: pd.Series, sort: str) -> dict[str, Any]:
     return {
         "sort": sort,
         "layer": int(head["layer"]),
@@ -46,9 +46,9 @@ def _example(at: AtWindow, head: pd.Series, sort: str) -> dict[str, Any]:
     }
 
 
-def _profile(at: AtWindow, head: pd.Series) -> list[list[float | None]]:
+def _profile(at: WindowView, head: pd.Series) -> list[list[float | None]]:
     """Rows of position, mean q, its spread, mean k, its spread; empty where the results have no profiles."""
-    rows = at.head_tables.get(PROFILE_FILE)
+    rows = at.find(PROFILE_FILE)
     if rows is None:
         return []
     same = (rows["model"] == head["model"]) & (rows["layer"] == head["layer"]) & (rows["head"] == head["head"])

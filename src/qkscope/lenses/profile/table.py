@@ -1,4 +1,4 @@
-"""`profile.csv`: where a head's queries and keys lie along a direction, bucket by bucket; `bend.csv`: is that a line?
+"""Where a head's queries and keys lie along a direction, bucket by bucket, and whether that is a line.
 
 r is a summary of these profiles. Two directions are followed: component 0, as in `qk.csv`, and the drift axis, the
 direction whose projection has the largest covariance with position in queries and keys together.
@@ -20,7 +20,7 @@ from qkscope.moments.second_moments import Kind
 
 Array = NDArray[np.float64]
 
-PROFILE_FILE, BEND_FILE = "profile.csv", "bend.csv"
+PROFILE_FILE, BEND_FILE = "profile", "bend"
 SHARE = (0.0, 1.0)
 FEWEST_BUCKETS = 3  # a line goes through any two
 KINDS: tuple[tuple[Kind, str], ...] = (("q", "queries"), ("k", "keys"))
@@ -30,8 +30,6 @@ _NO_ERROR = "it has no error, since document groups have no squares in single bu
 
 def _profile_columns() -> tuple[Measure, ...]:
     columns = [
-        Measure("start", "First position of the bucket.", "tokens", error=None),
-        Measure("end", "Position behind the last one of the bucket.", "tokens", error=None),
         Measure("tokens", "Queries (and keys) of the bucket.", "", (0.0, np.inf), error=None),
     ]
     for axis, name in AXES:
@@ -79,14 +77,8 @@ def directions(sums: LayerSums) -> dict[str, Array]:
 
 def profile(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     """Means and standard deviations along both directions, (heads, buckets); a replicate has means alone."""
-    edges = np.asarray(sums.edges)
     means = {kind: sums.bucket_means(kind) for kind, _ in KINDS}
-    shape = means["q"].n.shape
-    values: dict[str, NDArray[Any]] = {
-        "start": np.broadcast_to(edges[:-1], shape),
-        "end": np.broadcast_to(edges[1:], shape),
-        "tokens": means["q"].n.round(),
-    }
+    values: dict[str, NDArray[Any]] = {"tokens": means["q"].n.round()}
     for axis, direction in directions(sums).items():
         for kind, _ in KINDS:
             values[f"{kind}_{axis}"] = np.einsum("hbd,hd->hb", means[kind].mean, direction)

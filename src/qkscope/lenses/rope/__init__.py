@@ -6,6 +6,7 @@ from qkscope.lenses.rope import kernel, planes, table
 from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
+from qkscope.lenses.rope.steps import attribution
 from qkscope.lenses.rope.waterfall import waterfall
 
 LENS = Lens(
@@ -58,4 +59,5 @@ LENS = Lens(
     details=(Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),),
     own_views=(OwnView("split", waterfall),),
     cause=cause_of_change,
+    attribution=attribution,
 )  # fmt: skip

@@ -6,10 +6,10 @@ import math
 
 import pandas as pd
 
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import Cause, error_name
 from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q, ROTARY
 from qkscope.lenses.rope.steps import causes_of, error_of, order_matters, outcome_of, split_table
+from qkscope.lenses.views import Results
 from qkscope.stats.significance import Significance, direction
 from qkscope.words.phrases import number, plus_minus
 
@@ -17,10 +17,10 @@ REST = "unexplained"
 NAMES = {"joint": "window + base", "joint_weights": "weights"}  # as the page's chart names causes
 
 
-def cause_of_change(tables: StudyTables) -> Cause | None:
+def cause_of_change(tables: Results) -> Cause | None:
     """The change of mean r_q from first to last, split; None where the results have no such split."""
     names = tables.own.names
-    if FILE not in tables.own.head_tables or len(names) < 2:
+    if not tables.own.has(FILE) or len(names) < 2:
         return None
     rows = split_table(tables.own)
     step = rows[(rows["from_model"] == names[0]) & (rows["to_model"] == names[-1]) & (rows["quantity"] == R_Q)]

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rope import kernel, planes
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ class HeadKernel:
         return np.asarray(self.scale * (waves.sum(axis=0) + still))
 
 
-def chosen_heads(at: AtWindow) -> list[HeadKernel]:
+def chosen_heads(at: WindowView) -> list[HeadKernel]:
     """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model."""
     heads: list[HeadKernel] = []
     entries = [entry.name for entry in named_entries(at.study)]
@@ -74,7 +74,7 @@ def chosen_heads(at: AtWindow) -> list[HeadKernel]:
     return heads
 
 
-def strengths(at: AtWindow, model: str) -> pd.Series:
+def strengths(at: WindowView, model: str) -> pd.Series:
     """Each head's kernel within the window: its standard deviation over distances in those of a score, falling."""
     table = at.table(kernel.FILE)
     here = table[(table["model"] == model) & (table["distance"] <= at.window_of(model)) & table["kernel"].notna()]
@@ -83,7 +83,7 @@ def strengths(at: AtWindow, model: str) -> pd.Series:
     return ratio[ratio > 0].sort_values(ascending=False, kind="stable")
 
 
-def _head(at: AtWindow, model: str, layer: int, head: int) -> HeadKernel:
+def _head(at: WindowView, model: str, layer: int, head: int) -> HeadKernel:
     def of(file: str) -> pd.DataFrame:
         table = at.table(file)
         return table[(table["model"] == model) & (table["layer"] == layer) & (table["head"] == head)]

@@ -22,7 +22,7 @@ from qkscope.lenses.rope.table import HELD
 from qkscope.lenses.rope.turning import Planes, plane_moments, turning
 from qkscope.lenses.sums import LayerSums
 
-FILE = "rope_kernel.csv"
+FILE = "rope_kernel"
 BEYOND = 4  # kernels reach so many windows far
 PER_DOUBLING = 2  # distances
 

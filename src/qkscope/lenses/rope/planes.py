@@ -15,7 +15,7 @@ from qkscope.lenses.rope.table import HELD
 from qkscope.lenses.rope.turning import Planes, turning
 from qkscope.lenses.sums import LayerSums
 
-FILE = "rope_planes.csv"
+FILE = "rope_planes"
 SHARE = (0.0, 1.0)
 
 COLUMNS = (

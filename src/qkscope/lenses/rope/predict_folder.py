@@ -14,7 +14,7 @@ from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, with_base
 from qkscope.lenses.rope.spectrum import base_of
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
-from qkscope.results.read import Results, load_results
+from qkscope.results.read import ResultsFolder, load_results
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _with_moments(folder: Path) -> list[str]:
     return sorted(path.stem for path in paths if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
 
 
-def _results(folder: Path) -> Results | None:
+def _results(folder: Path) -> ResultsFolder | None:
     """The tables of a folder; None where it has none (yet)."""
     try:
         return load_results(folder)
@@ -79,7 +79,7 @@ def _results(folder: Path) -> Results | None:
 
 
 def _answer(
-    name: str, files: Mapping[str, PreRopeFile], request: PredictionRequest, results: Results | None, skip: int
+    name: str, files: Mapping[str, PreRopeFile], request: PredictionRequest, results: ResultsFolder | None, skip: int
 ) -> CheckpointPrediction:
     file, where = files[name], f"checkpoint {name!r}"
     rotation = None
@@ -102,7 +102,7 @@ def _answer(
     )
 
 
-def _context(results: Results | None, name: str, file: PreRopeFile) -> int:
+def _context(results: ResultsFolder | None, name: str, file: PreRopeFile) -> int:
     """A checkpoint's own context; a study may use the first positions of longer sums."""
     entries = [] if results is None else results.study.checkpoints
     context = next((entry.context for entry in entries if entry.name == name), None)
@@ -115,7 +115,7 @@ def one_base(file: PreRopeFile) -> float | None:
     return next(iter(bases)) if len(bases) == 1 else None
 
 
-def _measured(results: Results | None, name: str, window: int) -> dict[str, float]:
+def _measured(results: ResultsFolder | None, name: str, window: int) -> dict[str, float]:
     """Means over heads as measured at a checkpoint's own context."""
     here = _measured_heads(results, name, window)
     if here.empty:
@@ -124,7 +124,7 @@ def _measured(results: Results | None, name: str, window: int) -> dict[str, floa
     return means | {"position_dominated": float((here["category"] == CATEGORIES[0]).mean())}
 
 
-def _measured_heads(results: Results | None, name: str, window: int) -> pd.DataFrame:
+def _measured_heads(results: ResultsFolder | None, name: str, window: int) -> pd.DataFrame:
     """r_q, r_k and category of each measured head; no rows where the folder has no tables."""
     columns = ["layer", "head", "r_q", "r_k"]
     if results is None:
@@ -146,7 +146,7 @@ def _beside_measured(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.Data
 
 
 def _trained(
-    name: str, files: Mapping[str, PreRopeFile], predicted: Extrapolated, results: Results | None
+    name: str, files: Mapping[str, PreRopeFile], predicted: Extrapolated, results: ResultsFolder | None
 ) -> tuple[str, dict[str, float]] | None:
     """The first other checkpoint that was run at this window with this base, and what was measured of it."""
     window = int(predicted.heads["window"].iloc[0])

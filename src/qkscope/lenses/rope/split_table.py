@@ -24,7 +24,7 @@ from qkscope.lenses.rows import over_layers
 from qkscope.lenses.study_sums import StudySums, shown_heads
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.mapped import SpillingTable
-from qkscope.results.schema import REPLICATES_CSV
+from qkscope.results.schema import REPLICATES
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
 Array = NDArray[np.float64]
@@ -130,7 +130,7 @@ def split_steps(
 
 
 def _entries(study: StudySums, windows: Sequence[int], measured: Measured) -> Iterator[SplitEntry]:
-    every = study.head_table(REPLICATES_CSV, set(windows))
+    every = study.head_table(REPLICATES, set(windows))
     for number, (entry, window, rows) in enumerate(zip(study.entries, windows, every, strict=True)):
         here = rows[rows["window"] == window].set_index(["layer", "head"]).sort_index()
         yield SplitEntry(number, entry.name, window, entry.file, here)
@@ -209,7 +209,7 @@ class Measured:
         """From the replicates of component 0, which the head tables have."""
         prefix, filled, said = "r_q_without_", None, ""
         windows = {window for _, windows in study.windows for window in windows}
-        for rows in study.head_table(REPLICATES_CSV, windows):
+        for rows in study.head_table(REPLICATES, windows):
             here = {name for name in rows.columns if name.startswith(prefix) and rows[name].notna().any()}
             filled = here if filled is None else filled & here
             none = [str(each) for each in rows.get("errors", pd.Series(dtype=str)).unique()]

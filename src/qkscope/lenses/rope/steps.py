@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import POSITION_DOMINATED
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.rope.split import PARTS
-from qkscope.lenses.rope.split_table import EVERY, FILE, R_Q
+from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_Q
+from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entries
 from qkscope.stats.significance import SMALLEST, Error, Significance, decide
 
@@ -16,10 +17,13 @@ WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexpla
 JOINT_WORDS = {"joint": "window and RoPE base together", "joint_weights": "weights", "unexplained": "unexplained"}
 MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
 
+CAUSES = {"window_and_base": "joint", "weights": "joint_weights", "unexplained": "unexplained"}
+LAYER_TYPES = {"nope": "NoPE"}  # as `layer_kind` has them
+
 Steps = list[dict[str, pd.Series]]  # by quantity
 
 
-def split_table(at: AtWindow) -> pd.DataFrame:
+def split_table(at: WindowView) -> pd.DataFrame:
     """The split's rows with the degrees of freedom of their standard errors."""
     table = at.table(FILE)
     ends = zip(table["from_model"], table["to_model"], strict=True)
@@ -36,7 +40,7 @@ def outcome_of(row: pd.Series, column: str) -> Significance:
     return decide(float(row[column]), error_of(row, column))
 
 
-def split_rows(at: AtWindow) -> pd.DataFrame:
+def split_rows(at: WindowView) -> pd.DataFrame:
     """The split's rows of rotary heads, or of all where there are no others."""
     table = split_table(at)
     kinds = set(table["heads_of"])
@@ -54,6 +58,21 @@ def whole_way(table: pd.DataFrame, study: Entries) -> dict[str, pd.Series] | Non
     """From the first checkpoint to the last, where others lie between."""
     step = _of_pair(table, study.names[0], study.names[-1]) if len(study.names) > 2 else {}
     return step or None
+
+
+def attribution(at: WindowView, before: str, after: str) -> dict[tuple[str, str], dict[str, float]]:
+    """What a change of mean r_q, mean r_k and the share of position-dominated heads is made of, by layer type."""
+    if not at.has(FILE):
+        return {}
+    table = at.table(FILE)
+    here = table[(table["from_model"] == before) & (table["to_model"] == after)]
+    measures = {DOMINATED: POSITION_DOMINATED}
+    return {
+        (measures.get(row["quantity"], row["quantity"]), LAYER_TYPES.get(row["heads_of"], row["heads_of"])): {
+            f"{name}{end}": float(row[f"{column}{end}"]) for name, column in CAUSES.items() for end in ("", "_se")
+        }
+        for row in here.to_dict("records")
+    }
 
 
 def _of_pair(table: pd.DataFrame, before: str, after: str) -> dict[str, pd.Series]:

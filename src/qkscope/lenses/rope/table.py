@@ -18,7 +18,7 @@ from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BeforeRotation
 from qkscope.moments.second_moments import KINDS
 
-FILE = "rope.csv"
+FILE = "rope"
 HELD = "covariances before rotation"
 SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)
 FISHER: Literal["fisher"] = "fisher"
@@ -51,6 +51,7 @@ COLUMNS = (
         "",
         SHARE,
         error=None,
+        kind="indicator",
     ),
     Measure("alpha_rope", "Predicted slope of the queries' projection on PC0.", "per token"),
     Measure("beta_rope", "Predicted slope of the keys' projection on PC0.", "per token"),

@@ -7,25 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.rope.split_table import FILE
 from qkscope.lenses.rope.steps import WORDS, order_matters, outcome_of, split_table
+from qkscope.lenses.views import Results, WindowView
 
 PARTS = ("change", *WORDS, "joint", "joint_weights")
 MOST_STEPS = 60  # of a longer study: where the window changes, and from the first to the last
 
 
-def waterfall(tables: StudyTables) -> list[dict[str, Any]]:
+def waterfall(tables: Results) -> list[dict[str, Any]]:
     """What made each change, at each choice of windows."""
-    choices = zip(("own", "common"), tables.choices(), strict=False)
-    names = tables.results.study.names
+    choices = zip(("own", "common"), tables.views(), strict=False)
+    names = tables.files.study.names
     return [row for choice, at in choices for row in rows_at(at, names, choice)]
 
 
-def rows_at(at: AtWindow, names: Sequence[str], choice: str) -> list[dict[str, Any]]:
+def rows_at(at: WindowView, names: Sequence[str], choice: str) -> list[dict[str, Any]]:
     """The steps at one choice of windows, as the page reads them; empty where there is no such table."""
-    if FILE not in at.head_tables:
+    if not at.has(FILE):
         return []
     rows = split_table(at)
     if len(names) > MOST_STEPS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.table import FILE
+from qkscope.lenses.views import WindowView
 
 SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # of the way from the head with the most negative effect to that with the largest
 STABLE = 0.9  # a cosine: axes that turn further without one group of documents are not shown
@@ -18,7 +18,7 @@ RULE = (
 )
 
 
-def chosen_heads(at: AtWindow) -> pd.DataFrame:
+def chosen_heads(at: WindowView) -> pd.DataFrame:
     """`model`, `layer`, `head` and `bias_effect` of the heads to show, the lowest effect first.
 
     In one training run the heads of the last checkpoint, there and at the first; seeds and models have their own each.

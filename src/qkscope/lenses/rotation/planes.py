@@ -1,4 +1,4 @@
-"""`planes.csv`: where queries and keys of each position bucket lie in the plane of a and b, and how far they spread.
+"""Where queries and keys of each position bucket lie in the plane of a and b, and how far they spread.
 
 Exact in mean and spread, so that an ellipse per bucket shows what a cloud of points would, without a vector.
 """
@@ -15,14 +15,12 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import PlaneAxes, axes_of
 from qkscope.lenses.sums import LayerSums
 
-FILE = "planes.csv"
+FILE = "drift_planes"
 KINDS = (("q", "queries"), ("k", "keys"))
 COLUMNS = (
-    Measure("position", "Mean position of the bucket's tokens.", "tokens", (0.0, np.inf), error=None),
     *(
-        Measure(f"{kind}_{axis}", f"Mean projection of the bucket's {name} on {axis}.", "vector")
+        Measure(f"{kind}_b", f"Mean projection of the bucket's {name} on b.", "vector")  # on a: the lens `profile`
         for kind, name in KINDS
-        for axis in "ab"
     ),
     *(
         column
@@ -42,17 +40,15 @@ def planes(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     axes = sums.once(axes_of)
     queries, keys = sums.bucket_means("q"), sums.bucket_means("k")
     projections = {
-        f"{kind}_{axis}": np.einsum("hbd,hd->hb", means.mean, getattr(axes, axis))
-        for kind, means in (("q", queries), ("k", keys))
-        for axis in "ab"
+        f"{kind}_b": np.einsum("hbd,hd->hb", means.mean, axes.b) for kind, means in (("q", queries), ("k", keys))
     }
     unknown = np.full(queries.n.shape, np.nan)
     if sums.whole is not None:
-        return {"position": unknown, **projections, **dict.fromkeys(SPREADS, unknown)}
+        return {**projections, **dict.fromkeys(SPREADS, unknown)}
     which = sums.distinct_keys[1]
     spreads = _spreads("q", sums.q_buckets.cov_xx, np.arange(len(sums.heads)), axes)
     spreads |= _spreads("k", sums.k_buckets.cov_xx, which, axes)
-    return {"position": sums.q_buckets.mean_t, **projections, **spreads}
+    return {**projections, **spreads}
 
 
 def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: PlaneAxes) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics
 
-FILE = "rotated.csv"
+FILE = "rotated"
 SHARE, CORRELATION, SIZE = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 FISHER: Literal["fisher"] = "fisher"
 THOUSAND = 1000.0  # tokens

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM, freedom_of
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES, shares_shown
+from qkscope.lenses.views import WindowView
 from qkscope.stats.significance import is_significant
 
 Array = npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ class ScoreMap:
     errors: Array  # of all of these over documents, before a row's mean is taken off; NaN where they are not known
 
 
-def maps_of(at: AtWindow) -> list[ScoreMap]:
+def maps_of(at: WindowView) -> list[ScoreMap]:
     """The chosen heads of the last checkpoint of a run; of seeds and models the first two of each."""
     if at.study.one_run:
         return _maps_in(at, at.names[-1])
@@ -54,7 +54,7 @@ def maps_of(at: AtWindow) -> list[ScoreMap]:
     return [each for name in entries for each in _maps_in(at, name)[:FEW]]
 
 
-def _maps_in(at: AtWindow, model: str) -> list[ScoreMap]:
+def _maps_in(at: WindowView, model: str) -> list[ScoreMap]:
     rows, heads = at.table(MAP_FILE), at.table(FILE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model].assign(**{FREEDOM: at.freedom(model)})
     maps: dict[tuple[int, int], ScoreMap] = {}
@@ -72,12 +72,12 @@ def _maps_in(at: AtWindow, model: str) -> list[ScoreMap]:
     return list(maps.values())
 
 
-def several_rows(at: AtWindow) -> bool:
+def several_rows(at: WindowView) -> bool:
     """Whether queries of an entry are told apart by position: at a short common window it may have one bucket."""
     return not at.common or any(_buckets(at, entry.name) > 1 for entry in named_entries(at.study))
 
 
-def _buckets(at: AtWindow, model: str) -> int:
+def _buckets(at: WindowView, model: str) -> int:
     """How many position buckets an entry's queries have beside position 0."""
     rows = at.table(MAP_FILE)
     return int(rows.loc[(rows["model"] == model) & (rows["end"] > 1), "end"].nunique())

@@ -16,15 +16,13 @@ from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]
 
-FILE = "score_map.csv"
+FILE = "score_map"
 KEY_CELLS = 16  # as many as the usual number of buckets
 TO_FIRST = "to_first"
 TO_CELLS = tuple(f"to_{cell:02d}" for cell in range(KEY_CELLS))
 _UNSEEN = "empty where no query of the bucket sees one of them."
 
 COLUMNS = (
-    Measure("start", "First position of the query bucket.", "tokens", error=None),
-    Measure("end", "Position behind the last one of the query bucket.", "tokens", error=None),
     Measure(
         TO_FIRST,
         f"Mean score of the bucket's mean query with keys at position 0, where that is a bucket by itself; {_UNSEEN}",
@@ -63,11 +61,7 @@ def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     by_cell = dict.fromkeys((TO_FIRST, *TO_CELLS), nothing)
     names = ((TO_FIRST,) if is_sink_apart(edges) else ()) + TO_CELLS
     by_cell |= dict(zip(names, np.moveaxis(scores, 2, 0), strict=False))
-    return {
-        "start": np.broadcast_to(ends[:-1], (heads, buckets)),
-        "end": np.broadcast_to(ends[1:], (heads, buckets)),
-        **by_cell,
-    }
+    return by_cell
 
 
 def _cell_keys(sums: LayerSums, bounds: NDArray[np.int64]) -> Array:

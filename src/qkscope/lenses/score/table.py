@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.draw.palette import AMBER
-from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.pca import NO_VARIANCE
 from qkscope.lenses.score.parts import Split
 from qkscope.lenses.score.split import line_split, score_split
 from qkscope.lenses.sums import LayerSums
+from qkscope.lenses.views import WindowView
 
 Array = NDArray[np.float64]
 
-FILE = "score.csv"
+FILE = "score"
 SHARE = (0.0, 1.0)
 POSITION, QUERY_POSITION = "position_share", "query_position_share"
 PREFERENCE, QUERY = "preference_share", "query_share"
@@ -64,7 +64,7 @@ COLUMNS = (
         )
         for line, name in zip(LINE_SHARES, SHARES, strict=True)
     ),
-    Measure("buckets", "Position buckets in the window.", error=None),
+    Measure("buckets", "Position buckets in the window.", error=None, kind="constant"),
     Measure(
         "score_sd",
         "Standard deviation of a query's scores over the keys it sees (root mean square over queries), before the "
@@ -123,7 +123,7 @@ TABLE = HeadTable(
 )
 
 
-def shares_shown(at: AtWindow) -> tuple[str, ...]:
+def shares_shown(at: WindowView) -> tuple[str, ...]:
     """The shares by which checkpoints can be compared: with one line over the window where their buckets differ."""
     buckets = at.table(FILE).groupby("model")["buckets"].max()
     return LINE_SHARES if at.common and buckets.nunique() > 1 else SHARES

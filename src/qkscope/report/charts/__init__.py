@@ -18,10 +18,10 @@ from qkscope.report.charts.trajectories import draw_trajectories
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-    from qkscope.lenses.at_window import StudyTables
     from qkscope.lenses.base import Figure
+    from qkscope.lenses.views import Results
 
-DRAW: dict[type, Callable[[str, Any, StudyTables], Picture]] = {
+DRAW: dict[type, Callable[[str, Any, Results], Picture]] = {
     Trajectories: draw_trajectories,
     Shares: draw_shares,
     DepthMap: draw_depth_map,
@@ -30,7 +30,7 @@ DRAW: dict[type, Callable[[str, Any, StudyTables], Picture]] = {
 }
 
 
-def draw_chart(figure: Figure, tables: StudyTables) -> Picture:
+def draw_chart(figure: Figure, tables: Results) -> Picture:
     """The figure's chart, not yet written."""
     with matplotlib.rc_context(style.RC):
         if isinstance(figure.chart, Drawing):

@@ -17,8 +17,8 @@ from qkscope.draw.curves import spread_keys
 from qkscope.lenses.kind_of_layer import EVERY_KIND
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.base import Measure
+    from qkscope.lenses.views import Results, WindowView
 
 COLORS = (style.PURPLE, style.AMBER, style.BLUE, style.RED, "#0f766e", style.GREY)
 MARKERS = ("o", "D", "s", "^", "v", "P")
@@ -29,7 +29,7 @@ DASHED = (0, (4, 2))
 SHORT_LEGEND = 26  # characters of labels that have room above a panel, next to its title
 
 
-def canvas(tables: StudyTables, width: float, height: float, title: str, *, span: bool = True) -> Figure:
+def canvas(tables: Results, width: float, height: float, title: str, *, span: bool = True) -> Figure:
     """An empty figure with its title and, below it, the windows over which the checkpoints were measured."""
     own, common = tables.own, tables.common
     note = style.window_note([own.window_of(name) for name in own.names], False, own.study.noun)
@@ -49,12 +49,12 @@ def hide_titles(figure: Figure) -> Figure:
     return figure
 
 
-def layer_types(at: AtWindow) -> list[str]:
+def layer_types(at: WindowView) -> list[str]:
     """The layer types that get panels."""
     return at.layer_types[:MOST_TYPES]
 
 
-def type_title(at: AtWindow, kind: str) -> str:
+def type_title(at: WindowView, kind: str) -> str:
     """`48 rotary heads`: the population of a panel, of the first checkpoint that has it."""
     counts = at.heads.groupby("model", sort=False)
     rows = at.heads if kind == EVERY_KIND else at.heads[at.heads["layer_kind"] == kind]
@@ -125,7 +125,7 @@ def panel_legend(axes: Axes, measures: Sequence[Measure]) -> None:
                 **place)  # fmt: skip
 
 
-def keys(tables: StudyTables, *, errors: bool, largest: bool = False, spread: bool = True) -> list[Artist]:
+def keys(tables: Results, *, errors: bool, largest: bool = False, spread: bool = True) -> list[Artist]:
     """The legend entries that all panels share: windows, spread, errors, the largest head."""
     joined = tables.own.study.one_run
     entries: list[Artist] = []

@@ -20,17 +20,17 @@ from qkscope.report.charts.shares import label_depth
 from qkscope.results.read import phase_segments
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.base import Measure
+    from qkscope.lenses.views import Results, WindowView
 
 ROW_INCHES = (0.28, 0.14)  # few rows are roomy; many shrink to the height of a line
 PRINTED = 200  # cells at most in which values are printed
 MOST_MODELS = 4  # maps of heads
 
 
-def draw_depth_map(title: str, chart: DepthMap, tables: StudyTables) -> Figure:
+def draw_depth_map(title: str, chart: DepthMap, tables: Results) -> Figure:
     """A map per measure, checkpoints as rows; the common window below, where there is one."""
-    choices, rows = tables.choices(), len(tables.own.names)
+    choices, rows = tables.views(), len(tables.own.names)
     inch = ROW_INCHES[0] if rows <= 20 else max(ROW_INCHES[1], ROW_INCHES[0] * 20 / rows)
     height = max(3.6, len(choices) * (rows * inch + 0.9) + 0.9)
     figure = layout.canvas(tables, 4.2 + 4.4 * len(chart.measures), height, title)
@@ -46,14 +46,14 @@ def draw_depth_map(title: str, chart: DepthMap, tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _depth_means(at: AtWindow, measure: str) -> np.ndarray:
+def _depth_means(at: WindowView, measure: str) -> np.ndarray:
     """(checkpoints, cells)."""
     panel, axis = at.panel_with(measure), depth_axis(at)
     cells = [axis.part(cell) for cell in range(axis.size)]
     return np.array([[panel.mean(measure, model, part) for part in cells] for model in at.names], dtype=float)
 
 
-def _print_margin(axes: Axes, at: AtWindow, indicator: str) -> None:
+def _print_margin(axes: Axes, at: WindowView, indicator: str) -> None:
     """The share of heads with an indicator, at the end of each row."""
     color, right = at.measures[indicator].color or style.GREY, depth_axis(at).size - 0.4
     panel = at.panel_with(indicator)
@@ -66,7 +66,7 @@ def _print_margin(axes: Axes, at: AtWindow, indicator: str) -> None:
     axes.text(right, -0.6, title, va="bottom", fontsize=7.5, color=color, clip_on=False)
 
 
-def _label_checkpoints(axes: Axes, at: AtWindow) -> None:
+def _label_checkpoints(axes: Axes, at: WindowView) -> None:
     checkpoints = at.study.checkpoints
     size = 8.0 if len(checkpoints) <= 20 else 5.5
     axes.set_yticks(range(len(checkpoints)), [style.plain(c.label, 30) for c in checkpoints], fontsize=size)
@@ -75,7 +75,7 @@ def _label_checkpoints(axes: Axes, at: AtWindow) -> None:
         axes.axhline(first - 0.5, color="white", linewidth=2.5, gid="phase")
 
 
-def draw_head_map(title: str, chart: HeadMap, tables: StudyTables) -> Figure:
+def draw_head_map(title: str, chart: HeadMap, tables: Results) -> Figure:
     """A map per measure and checkpoint: layers as rows, heads as columns."""
     own = tables.own
     names = [entry.name for entry in named_entries(own.study)][:MOST_MODELS]
@@ -95,7 +95,7 @@ def draw_head_map(title: str, chart: HeadMap, tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _head_values(at: AtWindow, measure: str, model: str) -> np.ndarray:
+def _head_values(at: WindowView, measure: str, model: str) -> np.ndarray:
     """(layers, heads), NaN where a head was not measured."""
     panel = at.panel_with(measure)
     places = panel.places(model)

@@ -17,13 +17,13 @@ from qkscope.lenses.kind_marks import kind_marks
 from qkscope.report.charts import layout
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.views import Results, WindowView
 
 COLUMNS = 3
 FEWEST = 3  # heads for a correlation
 
 
-def draw_head_scatter(title: str, chart: HeadScatter, tables: StudyTables) -> Figure:
+def draw_head_scatter(title: str, chart: HeadScatter, tables: Results) -> Figure:
     """Panels by checkpoint (rows by pair of measures, where there are two), all with the same limits."""
     own = tables.own
     names = list(own.study.selected) or list(own.names[:6])
@@ -66,7 +66,7 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: StudyTables) -> Fi
     return style.finish(figure)
 
 
-def _note_difference(axes: Axes, at: AtWindow, pair: tuple[str, str], model: str) -> None:
+def _note_difference(axes: Axes, at: WindowView, pair: tuple[str, str], model: str) -> None:
     """Mean difference of the two measures over heads that have both, and their correlation."""
     x, y = (at.panel_with(name).values(name, model) for name in pair)
     known = np.isfinite(x) & np.isfinite(y)
@@ -78,7 +78,7 @@ def _note_difference(axes: Axes, at: AtWindow, pair: tuple[str, str], model: str
     axes.text(0.97, 0.04, note, transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, gid="note")
 
 
-def _groups(at: AtWindow, chart: HeadScatter) -> dict[str, str]:
+def _groups(at: WindowView, chart: HeadScatter) -> dict[str, str]:
     """What dots are colored by: each category or layer type, and its color."""
     if chart.color == "category":
         present = set(at.heads["category"])
@@ -87,7 +87,7 @@ def _groups(at: AtWindow, chart: HeadScatter) -> dict[str, str]:
 
 
 def _draw(
-    axes: Axes, at: AtWindow, chart: HeadScatter, pair: tuple[str, str], model: str, groups: dict[str, str]
+    axes: Axes, at: WindowView, chart: HeadScatter, pair: tuple[str, str], model: str, groups: dict[str, str]
 ) -> None:
     x, y = (at.panel_with(name).values(name, model) for name in pair)
     heads = at.of_entry(model).sort_values(["layer", "head"])

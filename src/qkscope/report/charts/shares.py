@@ -23,19 +23,19 @@ from qkscope.report.charts import layout
 from qkscope.report.charts.trajectories import draw_panel
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
+    from qkscope.lenses.views import Results, WindowView
 
 NUMBERED_BARS, NUMBERED_SHARE = 16, 0.06  # up to so many bars, shares from this size on are printed
 CROWDED = 60  # bars, from which on they have no edges and no error bars
 PAIR = 0.39  # width of each of two bars next to each other
 
 
-def draw_shares(title: str, chart: Shares, tables: StudyTables) -> Figure:
+def draw_shares(title: str, chart: Shares, tables: Results) -> Figure:
     """Stacked bars, layer types as panels."""
     return _by_depth(title, chart, tables) if chart.over == "depth" else _by_checkpoint(title, chart, tables)
 
 
-def _by_checkpoint(title: str, chart: Shares, tables: StudyTables) -> Figure:
+def _by_checkpoint(title: str, chart: Shares, tables: Results) -> Figure:
     own, kinds = tables.own, layout.layer_types(tables.own)
     below = tuple(filter(own.has_measure, chart.below))
     figure = layout.canvas(tables, min(15.0, 4.0 + 5.5 * len(kinds)), 5.6 if below else 4.4, title)
@@ -57,7 +57,7 @@ def _by_checkpoint(title: str, chart: Shares, tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _draw_windows(axes: Axes, stack: Sequence[str], tables: StudyTables, kind: str) -> None:
+def _draw_windows(axes: Axes, stack: Sequence[str], tables: Results, kind: str) -> None:
     """Native length, and next to it the common window in paler colors."""
     own, common = tables.own, tables.common
     rows = own.mean_table(stack, kind)
@@ -72,7 +72,7 @@ def _draw_windows(axes: Axes, stack: Sequence[str], tables: StudyTables, kind: s
 
 def draw_stack(
     axes: Axes,
-    at: AtWindow,
+    at: WindowView,
     x: Sequence[float] | np.ndarray,
     rows: pd.DataFrame,
     stack: Sequence[str],
@@ -111,7 +111,7 @@ def _print_shares(
             )  # fmt: skip
 
 
-def _legend(axes: Axes, at: AtWindow, stack: Sequence[str], *, pale: bool) -> None:
+def _legend(axes: Axes, at: WindowView, stack: Sequence[str], *, pale: bool) -> None:
     declared = [at.measures[name] for name in stack]
     shown = [pair for pair in zip(declared, layout.colors_of(declared), strict=True) if _appears(at, pair[0].name)]
     entries = [Patch(facecolor=color, label=measure.label.removesuffix(" heads")) for measure, color in reversed(shown)]
@@ -123,12 +123,12 @@ def _legend(axes: Axes, at: AtWindow, stack: Sequence[str], *, pale: bool) -> No
     )
 
 
-def _appears(at: AtWindow, measure: str) -> bool:
+def _appears(at: WindowView, measure: str) -> bool:
     """Whether any checkpoint has a share above 0: a key without a bar would be noise."""
     return any(at.panel_with(measure).mean(measure, name) > 0 for name in at.names)
 
 
-def _by_depth(title: str, chart: Shares, tables: StudyTables) -> Figure:
+def _by_depth(title: str, chart: Shares, tables: Results) -> Figure:
     """The named checkpoints side by side, layers or depth bins from left to right."""
     own, axis = tables.own, depth_axis(tables.own)
     ends = dict.fromkeys((own.names[0], *(entry.name for entry in named_entries(own.study))))
@@ -144,7 +144,7 @@ def _by_depth(title: str, chart: Shares, tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def depth_rows(at: AtWindow, model: str, measures: Sequence[str], axis: DepthAxis) -> pd.DataFrame:
+def depth_rows(at: WindowView, model: str, measures: Sequence[str], axis: DepthAxis) -> pd.DataFrame:
     """A row per layer or depth bin: means and standard errors of these measures."""
     cells = [axis.part(cell) for cell in range(axis.size)]
     columns: dict[str, list[float]] = {}
@@ -155,7 +155,7 @@ def depth_rows(at: AtWindow, model: str, measures: Sequence[str], axis: DepthAxi
     return pd.DataFrame(columns)
 
 
-def label_depth(axes: Axes, axis: DepthAxis, at: AtWindow, model: str) -> None:
+def label_depth(axes: Axes, axis: DepthAxis, at: WindowView, model: str) -> None:
     """Layers with what is unusual about them, or normalized depth."""
     if axis.layers is None:
         axes.set_xticks(np.arange(N_BINS + 1) - 0.5, [f"{edge / N_BINS:.1f}" for edge in range(N_BINS + 1)])

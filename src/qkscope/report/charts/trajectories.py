@@ -18,8 +18,8 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.report.charts import layout
 
 if TYPE_CHECKING:
-    from qkscope.lenses.at_window import AtWindow, StudyTables
     from qkscope.lenses.base import Measure
+    from qkscope.lenses.views import Results, WindowView
 
 ASIDE = 0.09  # where no line joins checkpoints, measures stand next to each other
 DOTS_ASIDE = 0.24  # between the dots of two measures
@@ -27,7 +27,7 @@ MOST_DOTS = 20_000  # in all; more would be a haze
 COMMON_ASIDE = 0.16  # and the common window a little to the right
 
 
-def draw_trajectories(title: str, chart: Trajectories, tables: StudyTables) -> Figure:
+def draw_trajectories(title: str, chart: Trajectories, tables: Results) -> Figure:
     """Panels by measure and layer type; native length solid with a band, common window hollow."""
     own, kinds = tables.own, layout.layer_types(tables.own)
     panels = [panel for panel in (_known(own, each) for each in chart.panels) if panel.measures]
@@ -58,22 +58,22 @@ def draw_trajectories(title: str, chart: Trajectories, tables: StudyTables) -> F
     return style.finish(figure)
 
 
-def _known(at: AtWindow, panel: Panel) -> Panel:
+def _known(at: WindowView, panel: Panel) -> Panel:
     """The panel with the measures that these heads have."""
     return Panel(tuple(filter(at.has_measure, panel.measures)), panel.title, panel.largest)
 
 
-def _title(at: AtWindow, panel: Panel, kind: str | None) -> str:
+def _title(at: WindowView, panel: Panel, kind: str | None) -> str:
     what = panel.title or at.measures[panel.measures[0]].label
     what = what[:1].upper() + what[1:]
     return what if kind is None else f"{what}, {layout.type_title(at, kind)}"
 
 
-def _errors(at: AtWindow, measure: str, kind: str) -> np.ndarray:
+def _errors(at: WindowView, measure: str, kind: str) -> np.ndarray:
     return at.mean_table([measure], kind)[f"{measure}_se"].to_numpy(dtype=float)
 
 
-def draw_panel(axes: Axes, tables: StudyTables, panel: Panel, kind: str = EVERY_KIND) -> None:
+def draw_panel(axes: Axes, tables: Results, panel: Panel, kind: str = EVERY_KIND) -> None:
     """One set of axes: each measure of the panel over the heads of one layer type."""
     own, joined = tables.own, tables.own.study.one_run
     declared = [own.measures[name] for name in panel.measures]
@@ -89,7 +89,7 @@ def draw_panel(axes: Axes, tables: StudyTables, panel: Panel, kind: str = EVERY_
             _draw_largest(axes, own, measure.name, kind, color, x, joined)
 
 
-def _draw_heads(axes: Axes, at: AtWindow, panel: Panel, kind: str) -> None:
+def _draw_heads(axes: Axes, at: WindowView, panel: Panel, kind: str) -> None:
     """Every head as a faint dot next to its mean."""
     measures = [at.measures[name] for name in panel.measures]
     heads = sum(len(at.of_entry(name)) for name in at.names)
@@ -114,7 +114,7 @@ def _draw_native(
     draw_band_line(axes, rows, measure.name, colour=color, marker=marker, label=measure.label, x=list(x), joined=joined)
 
 
-def _at_common(tables: StudyTables, measures: Sequence[str], kind: str) -> pd.DataFrame | None:
+def _at_common(tables: Results, measures: Sequence[str], kind: str) -> pd.DataFrame | None:
     """The same means at the common window, where all measures exist there."""
     common = tables.common
     if common is None or not all(map(common.has_measure, measures)):
@@ -133,7 +133,7 @@ def _draw_common(
     draw_errors(axes, x, rows[measure], rows[f"{measure}_se"], gid=f"{measure} common")
 
 
-def _draw_largest(axes: Axes, at: AtWindow, measure: str, kind: str, color: str, x: np.ndarray, joined: bool) -> None:
+def _draw_largest(axes: Axes, at: WindowView, measure: str, kind: str, color: str, x: np.ndarray, joined: bool) -> None:
     tops = [at.largest(measure, model, kind) for model in at.names]
     axes.plot(
         x, [math.nan if top is None else top[0] for top in tops], color=color, marker="^", linewidth=1.0,

@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
     JOINT_WORDS,
@@ -25,6 +24,7 @@ from qkscope.lenses.rope.steps import (
     split_rows,
     whole_way,
 )
+from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 from qkscope.results.read import Entries
 from qkscope.words.phrases import plus_minus, signed
@@ -50,7 +50,7 @@ class _Place:
     x: float
 
 
-def draw_causes(tables: StudyTables) -> Figure:
+def draw_causes(tables: Results) -> Figure:
     """Each step of a run at equal context length, in floating bars; at the right, from the first to the last."""
     at = tables.own if tables.common is None else tables.common
     study, table = at.study, split_rows(at)

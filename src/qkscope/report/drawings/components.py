@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.lenses.across_models import EVERY_MODEL, ROLES, at_component
-from qkscope.lenses.at_window import AtWindow, StudyTables
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 
 COLUMNS = 4  # panels beside each other
@@ -21,7 +21,7 @@ MOST_PANELS = 16
 BAR = 0.38
 
 
-def draw_components(tables: StudyTables) -> Figure:
+def draw_components(tables: Results) -> Figure:
     """Mean r_q and r_k of each component: a panel per model, and one over all heads."""
     at = tables.own
     shown = list(at.study.checkpoints[:MOST_PANELS])
@@ -49,7 +49,7 @@ def draw_components(tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _draw_role(axes: Axes, at: AtWindow, name: str) -> None:
+def _draw_role(axes: Axes, at: WindowView, name: str) -> None:
     table = at.table(ROLES)
     components = at_component(table, name, "pc")
     for kind, colour, side in (("q", style.BLUE, -0.5), ("k", style.RED, 0.5)):

@@ -11,8 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.views import Results, WindowView
 from qkscope.lenses.windows import is_shown
 from qkscope.report.charts import layout
 
@@ -21,7 +21,7 @@ MARKERS = ("o", "s", "^")
 MOST_MODELS = 6
 
 
-def draw_context_length(tables: StudyTables) -> Figure:
+def draw_context_length(tables: Results) -> Figure:
     """Mean r_q and r_k against the number of leading tokens; filled markers are the native context length."""
     at = tables.own
     kind = at.layer_types[0]
@@ -47,7 +47,7 @@ def draw_context_length(tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def shown_checkpoints(at: AtWindow, table: pd.DataFrame) -> list[str]:
+def shown_checkpoints(at: WindowView, table: pd.DataFrame) -> list[str]:
     """The first checkpoint of a run, the last before its context length grows, and the last; up to six models."""
     names = [name for name in at.names if (table["model"] == name).any()]
     if not at.study.one_run:

@@ -20,10 +20,10 @@ from matplotlib.patches import Ellipse
 
 from qkscope.draw import style
 from qkscope.errors import InputError
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.rotation.chosen import chosen_heads
 from qkscope.lenses.rotation.planes import FILE, planes
 from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.views import Results
 from qkscope.moments.moments import Moments
 from qkscope.report.charts import layout
 
@@ -31,7 +31,7 @@ COLOURS = {"q": "Blues", "k": "Reds"}
 PALEST = 0.35  # of a colour map: early positions must be seen on white
 
 
-def draw_drift_plane(tables: StudyTables) -> Figure:
+def draw_drift_plane(tables: Results) -> Figure:
     """A column per chosen head; rows are the first and the last checkpoint that are shown."""
     at = tables.own
     heads = chosen_heads(at)

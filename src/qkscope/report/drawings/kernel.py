@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 
 FINE = 800  # points of a curve
@@ -20,7 +20,7 @@ CURVE, PLANES = style.PURPLE, "#4c1d95"
 MORE = 3.2  # inches per head
 
 
-def draw_kernel(tables: StudyTables) -> Figure:
+def draw_kernel(tables: Results) -> Figure:
     """A few heads' kernels above the planes that carry them."""
     at = tables.own
     heads = chosen_heads(at)
@@ -35,7 +35,7 @@ def draw_kernel(tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _draw_curve(axes: Axes, each: HeadKernel, at: AtWindow) -> None:
+def _draw_curve(axes: Axes, each: HeadKernel, at: WindowView) -> None:
     end = float(each.rows["distance"].max())
     distance = np.geomspace(1.0, end, FINE)
     axes.plot(distance, each.curve(distance, SHARP), color=CURVE, linewidth=0.6, alpha=0.35, zorder=2, gid="sharp")

@@ -10,22 +10,21 @@ from qkscope.draw import style
 from qkscope.draw.curves import error_keys
 from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
 from qkscope.lenses.ablation.table import last_measured, shown_edit
-from qkscope.lenses.at_window import StudyTables
-from qkscope.lenses.head_rows import heads_at
 from qkscope.lenses.kind_marks import KindMark, kind_marks
 from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 
 NAMED = 3  # heads whose edit costs most
 AGAINST = "r_q"
 
 
-def draw_loss(tables: StudyTables) -> Figure:
+def draw_loss(tables: Results) -> Figure:
     """A dot per head of the last ablated checkpoint: loss increase after the edit against |r_q|."""
     at = tables.own
     edit, model = shown_edit(at), last_measured(at)
-    heads = heads_at(at)
-    heads = heads[(heads["model"] == model) & heads[f"loss_{edit}"].notna() & heads[AGAINST].notna()]
+    heads = at.of_entry(model)
+    heads = heads[heads[f"loss_{edit}"].notna() & heads[AGAINST].notna()]
     title = f"Loss Without Positional Information ({style.plain(at.study.labels[model])})"
     figure = layout.canvas(tables, 6.8, 4.4, title, span=False)
     axes = figure.subplots()

@@ -10,10 +10,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
-from qkscope.lenses.at_window import AtWindow, StudyTables
 from qkscope.lenses.charts import Panel
 from qkscope.lenses.plasticity.compared import mean_profile, shown_entries, with_kinds
 from qkscope.lenses.plasticity.table import PROFILE_FILE
+from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 from qkscope.report.charts.trajectories import draw_panel
 
@@ -21,7 +21,7 @@ OVER_CHECKPOINTS = ("ap_same_position", "ap_content", "ap")
 MOST_LINES = 4
 
 
-def draw_plasticity(tables: StudyTables) -> Figure:
+def draw_plasticity(tables: Results) -> Figure:
     """A row per layer type: plasticity over checkpoints (left), and by query position at a few checkpoints (right)."""
     at, kinds = tables.own, layout.layer_types(tables.own)
     profiles = with_kinds(at, at.table(PROFILE_FILE)) if at.has(PROFILE_FILE) else None
@@ -44,7 +44,7 @@ def draw_plasticity(tables: StudyTables) -> Figure:
     return style.finish(figure)
 
 
-def _draw_profiles(axes: Axes, at: AtWindow, profiles: pd.DataFrame, kind: str) -> None:
+def _draw_profiles(axes: Axes, at: WindowView, profiles: pd.DataFrame, kind: str) -> None:
     """Means over the heads of one layer type at up to four checkpoints."""
     names = shown_entries(at, MOST_LINES)
     for name, shade in zip(names, np.linspace(0.35, 1.0, len(names)), strict=True):

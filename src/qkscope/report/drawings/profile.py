@@ -10,16 +10,16 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.profile.choice import HeadProfile, profiles_of, without_sink
+from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 
 KINDS = (("q", style.BLUE, "o", "queries"), ("k", style.RED, "s", "keys"))
 MOST_COLUMNS = 3
 
 
-def draw_profile(tables: StudyTables) -> Figure:
+def draw_profile(tables: Results) -> Figure:
     """A panel per chosen head: mean projection on PC0 by position; bands are ± 1 standard deviation over tokens."""
     at = tables.own
     heads = profiles_of(at)

@@ -13,15 +13,15 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.axis import number_ticks
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.runs import ACROSS, NAME
+from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 
 PANELS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position-dominated", "share of position-dominated heads"))
 NAMED = 10  # runs with a colour of their own in the legend
 
 
-def draw_runs(tables: StudyTables) -> Figure:
+def draw_runs(tables: Results) -> Figure:
     """Three panels over steps: mean r_q, mean r_k, share of position-dominated heads."""
     at = tables.own
     table, across = at.table(NAME), at.table(ACROSS)

@@ -8,11 +8,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from qkscope.draw import style
-from qkscope.lenses.at_window import StudyTables
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.score.map_choice import ScoreMap, maps_of
 from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 from qkscope.stats.significance import is_significant
 
@@ -21,7 +21,7 @@ MOST_HEADS = 2  # of one checkpoint
 SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be seen
 
 
-def draw_score_map(tables: StudyTables) -> Figure:
+def draw_score_map(tables: Results) -> Figure:
     """One panel per chosen head: keys across, queries up, colors from each row's mean in standard deviations."""
     at = tables.own
     maps = maps_of(at)[:MOST_HEADS]

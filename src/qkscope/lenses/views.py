@@ -1,7 +1,7 @@
-"""A study at one choice of windows, with the tables that the lenses make of it.
+"""A study at one choice of windows, with every measure of its heads and the tables that lenses make of them.
 
-There are one or two such choices: each entry's own context, and, where contexts differ, the window that all share
-(files ending in `_common`). Summaries are built when they are first asked for, each once.
+There are one or two such choices: each entry's own context, and, where contexts differ, the window that all share.
+Summaries are built when they are first asked for, each once.
 """
 
 from __future__ import annotations
@@ -16,28 +16,46 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.base import Lens, Measure, Summary
+from qkscope.lenses.base import HeadTable, Lens, Measure, Summary
 from qkscope.lenses.categories import dominated
-from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, replicate_groups
+from qkscope.lenses.derived import derived
+from qkscope.lenses.draws import FREEDOM, KEY, draw_tables, groups_freedom
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
-from qkscope.lenses.means import MEANS_KEY, LensPanel, with_averaged
+from qkscope.lenses.means import with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
 from qkscope.results.folder import table_path
-from qkscope.results.mapped import NO_ROWS, Rows, drop_page_cache, memory_mapped, rows_of_entries, select_rows
-from qkscope.results.read import Entries, Results, read_head_table, read_study_table
+from qkscope.results.mapped import (
+    NO_ROWS,
+    Rows,
+    SpillingTable,
+    drop_page_cache,
+    in_blocks,
+    rows_of_entries,
+    select_rows,
+)
+from qkscope.results.read import Entries, ResultsFolder, read_named_table, read_study_table, require_numbers
 from qkscope.results.remove import remove_table
-from qkscope.results.schema import LAYER_MEANS_CSV, QK_FILES, QK_WINDOWS_CSV, REPLICATES_CSV
-from qkscope.stats.jackknife import FEWEST_GROUPS
-from qkscope.stats.noise import HeadPanel
+from qkscope.results.retired import earlier_summaries
+from qkscope.results.schema import (
+    COMPONENTS_TABLE,
+    HEADS,
+    IDENTITY_COLUMNS,
+    JUDGED_COLUMNS,
+    LAYER_COLUMNS,
+    LAYER_MEANS,
+    QK,
+    QK_COLUMNS,
+    REPLICATES,
+)
+from qkscope.stats.means import HeadPanel, LayerMeans
 from qkscope.words.blocks import AnyBlock
 
 COMMON_SUFFIX = "_common"
 T = TypeVar("T")
-RETIRED = ("rope_vs_nope",)  # tables of earlier versions, taken away where they are found
 
 
-class AtWindow:
+class WindowView:
     """The heads of each entry over its own context, or over the common window."""
 
     def __init__(
@@ -49,27 +67,32 @@ class AtWindow:
         common: bool = False,
         windows: pd.DataFrame | None = None,
         window_replicates: pd.DataFrame | None = None,
-        head_tables: Mapping[str, pd.DataFrame] | None = None,
+        tables: Mapping[str, pd.DataFrame] | None = None,
         components: pd.DataFrame | None = None,
         contexts: Mapping[str, float] | None = None,
     ) -> None:
+        """`heads` is component 0; `tables` are rows at this choice of windows, by name of a table or set of measures.
+
+        `windows` and `window_replicates` are the same heads at every window.
+        """
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
-        self.windows = None if windows is None or windows.empty else windows  # the same at several windows, as read
-        self._window_replicates = window_replicates  # at every window
+        self.windows = None if windows is None or windows.empty else windows
+        self._window_replicates = window_replicates
         self.components = components  # every component of each head, where they were read
         self.common = common
-        self.other: AtWindow | None = None  # the study at the other choice of windows, for drawings that overlay them
+        self.other: WindowView | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
-        self.head_tables = dict(head_tables or {})  # of the lenses, by file name; those about the whole study, too
+        self.tables = dict(tables or {})
         self._freedoms: dict[str, float] = {}
         known = heads.assign(**{FREEDOM: heads["model"].map({name: self.freedom(name) for name in present})})
-        self.heads = memory_mapped(_derived(known, lenses))  # component 0, one row per head
+        with_more = derived(known, lenses)
+        self._derived = [name for name in with_more.columns if name not in known.columns]
+        self.heads = self._measured(with_more)  # one row per head, with every measure
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
-        self._panels: dict[str, HeadPanel] = {}
-        self._entry_rows: dict[str | None, tuple[pd.DataFrame, dict[str, Rows]]] = {}
-        self._once: dict[Callable[[AtWindow], Any], Any] = {}
+        self._entry_rows: dict[str, tuple[pd.DataFrame, dict[str, Rows]]] = {}
+        self._once: dict[Callable[[WindowView], Any], Any] = {}
         self._cards: dict[str, list[AnyBlock]] = {}
         self._contexts = contexts  # tokens of each entry's own context; by default its window here
 
@@ -85,11 +108,9 @@ class AtWindow:
         """
         for name in names:
             if name not in self._freedoms:
-                rows = (
-                    None if self.replicates is None else self.replicates.iloc[self._replicate_rows.get(name, NO_ROWS)]
-                )
-                groups = [] if rows is None else replicate_groups(rows)
-                self._freedoms[name] = float(max(len(groups), FEWEST_GROUPS) - 1)
+                rows = self.replicates
+                of_entry = None if rows is None else rows.iloc[self._replicate_rows.get(name, NO_ROWS)]
+                self._freedoms[name] = groups_freedom(of_entry)
         return min(self._freedoms[name] for name in names)
 
     @cached_property
@@ -99,17 +120,62 @@ class AtWindow:
 
     @cached_property
     def panel(self) -> HeadPanel:
-        """The heads, ready to be compared between entries."""
+        """The heads with every measure, ready for means and changes with errors over documents."""
         draws = draw_tables(self.heads, self.replicates, self.derived)
-        one_run, same = self.study.one_run, self.study.same_documents
-        heads = memory_mapped(self.heads.assign(dominated=self._sides["dominated"]))
-        return HeadPanel(heads, one_run, draws, same_documents=same, sampled=self.study.sampled_heads)
+        means = self.tables.get(LAYER_MEANS)
+        layer_means = None if means is None else LayerMeans(means)
+        return HeadPanel(
+            self.heads,
+            self.study.one_run,
+            draws,
+            layer_means=layer_means,
+            same_documents=self.study.same_documents,
+            sampled=self.study.sampled_heads,
+        )
+
+    def _measured(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """Component 0 of each head with the measures of all lenses, and what of them is of use for means only."""
+        side = dominated(heads["category"]) if "category" in heads.columns else math.nan
+        sets = [each for each in self.sets if each.has_row_per_head]
+        sources = {str(self._source(each)) for each in sets}
+        places = {name: rows_of_entries(self.tables[name]["model"]) for name in sorted(sources)}
+        joined = SpillingTable()
+        for block in in_blocks(heads.assign(dominated=side)):
+            for source, rows_of in places.items():
+                rows = _of_entries(self.tables[source], rows_of, list(block["model"].unique()))
+                columns = {name: rows[name] for name in KEY}
+                for each in (each for each in sets if self._source(each) == source):
+                    columns |= {name: rows[name] for name in each.written if name in rows.columns}
+                    columns |= with_averaged(each, columns)
+                own = [name for name in columns if name in KEY or name not in block.columns]
+                measured = pd.DataFrame({name: columns[name] for name in own})
+                block = block.merge(measured, on=KEY, how="left", validate="one_to_one")
+            joined.add(block)
+        return joined.table()
+
+    @property
+    def study_tables(self) -> list[str]:
+        """The tables about the study as a whole that these results carry."""
+        declared = [table.file for lens in self._lenses for build in lens.of_study for table in build.tables]
+        return [name for name in declared if name in self.tables]
+
+    @property
+    def sets(self) -> list[HeadTable]:
+        """The sets of measures that these results carry, by their declarations."""
+        declared = [each for lens in self._lenses for each in lens.tables]
+        return [each for each in declared if self._source(each) is not None]
+
+    def _source(self, measures: HeadTable) -> str | None:
+        """The table that has a set's columns here; None where there is none."""
+        names = [name for name in (measures.name, measures.table) if name in self.tables]
+        there = [name for name in names if set(measures.names) & set(self.tables[name].columns)]
+        return there[0] if there else None
 
     def derived(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of component 0 with what the lenses derive from them."""
-        return _derived(rows, self._lenses)
+        return derived(rows, self._lenses)
 
-    def once(self, make: Callable[[AtWindow], T]) -> T:
+    def once(self, make: Callable[[WindowView], T]) -> T:
         """What a function finds of this study; it is called once."""
         if make not in self._once:
             self._once[make] = make(self)
@@ -144,20 +210,9 @@ class AtWindow:
     def _replicates_of_entry(self) -> dict[str, Rows]:
         return {} if self._window_replicates is None else rows_of_entries(self._window_replicates["model"])
 
-    def panel_of(self, file: str) -> HeadPanel:
-        """The heads of a lens's table with one row each, ready to be compared: means have errors over documents."""
-        if file not in self._panels:
-            table = self.table(file)
-            places = ["model", "layer", *(n for n in ("layer_kind", "depth") if n not in table.columns)]
-            kinds = self.heads[places].drop_duplicates(["model", "layer"])
-            beside = table[KEY].merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
-            beside = beside.merge(self._sides, on=KEY, how="left", validate="many_to_one").drop(columns=KEY)
-            heads = table.assign(**{str(name): column.array for name, column in beside.items()})
-            heads = memory_mapped(heads.assign(**self._averaged(file, heads)))
-            means = self.head_tables.get(LAYER_MEANS_CSV)
-            one_run, same, sampled = self.study.one_run, self.study.same_documents, self.study.sampled_heads
-            self._panels[file] = LensPanel(heads, one_run, means, same_documents=same, sampled=sampled, file=file)
-        return self._panels[file]
+    def panel_of(self, _file: str) -> HeadPanel:
+        """The one panel."""
+        return self.panel
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
@@ -168,27 +223,48 @@ class AtWindow:
         derived = [c for lens in self._lenses for c in lens.derived]
         return {each.name: each for each in (*components, *of_sets, *derived)}
 
+    @cached_property
+    def mean_measures(self) -> list[str]:
+        """The measures whose mean over heads says something: numbers and indicators, in the order of lenses."""
+        of_sets: list[str] = []
+        for each in (each for each in self.sets if each.has_row_per_head):
+            of_sets += [*each.names, *(column.name for column in each.judged)]
+            of_sets += with_averaged(each, {name: self.heads.iloc[:0][name] for name in each.names})
+        codes = {name for name, each in self.measures.items() if each.kind in ("code", "constant")}
+        known = dict.fromkeys([*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived, *of_sets])
+        unknown = {*IDENTITY_COLUMNS, *LAYER_COLUMNS, "layer_kind", *codes}
+        return [name for name in known if name not in unknown and self.panel.has(name)]
+
+    @cached_property
+    def redrawn_measures(self) -> list[str]:
+        """Those of component 0 and what follows from it, which are known at every window."""
+        of_component = {*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived}
+        return [name for name in self.mean_measures if name in of_component]
+
+    def windows_of_entry(self, name: str) -> list[float]:
+        """The windows at which an entry was measured, rising."""
+        if self.windows is None:
+            return []
+        rows = self.windows.iloc[self._windows_of_entry.get(name, NO_ROWS)]
+        return sorted(float(window) for window in rows["window"].unique())
+
+    def attribution(self, before: str, after: str) -> dict[tuple[str, str], dict[str, float]]:
+        """What a change is made of, by measure and layer type, where a lens knows; else nothing."""
+        known: dict[tuple[str, str], dict[str, float]] = {}
+        for lens in self._lenses:
+            found = lens.attribution(self, before, after) if lens.attribution is not None else {}
+            known |= {key: dict(parts) for key, parts in found.items()}
+        return known
+
     def has_measure(self, name: str) -> bool:
         """Whether any head has the measure here."""
-        panel = self._panel_with(name)
-        return panel is not None and any(math.isfinite(panel.mean(name, model)) for model in self.names)
+        return self.panel.has(name) and any(math.isfinite(self.panel.mean(name, model)) for model in self.names)
 
     def panel_with(self, name: str) -> HeadPanel:
-        """The heads with this measure, ready for means and changes."""
-        panel = self._panel_with(name)
-        if panel is None:
+        """The panel, for a measure that is known to be there."""
+        if not self.panel.has(name):
             raise KeyError(f"these results carry no measure {name!r}")
-        return panel
-
-    def _panel_with(self, name: str) -> HeadPanel | None:
-        if name in self.heads.columns:
-            return self.panel
-        for table in (table for lens in self._lenses for table in lens.tables):
-            if not table.has_row_per_head or table.replicated or table.file not in self.head_tables:
-                continue
-            if name in table.names or (table.averaged is not None and self.panel_of(table.file).has(name)):
-                return self.panel_of(table.file)
-        return None
+        return self.panel
 
     def mean_table(self, measures: Sequence[str], kind: str = EVERY_KIND) -> pd.DataFrame:
         """A row per checkpoint: mean, `_std` over heads and `_se` over documents of each measure.
@@ -221,30 +297,21 @@ class AtWindow:
         kinds = kinds_in_order(self.heads["layer_kind"])
         return kinds if len(kinds) > 1 else [EVERY_KIND]
 
-    @cached_property
-    def _sides(self) -> pd.DataFrame:
-        """Whether each head is position-dominated."""
-        known = "category" in self.heads.columns
-        return self.heads[KEY].assign(dominated=dominated(self.heads["category"]) if known else math.nan)
-
-    def of_entry(self, name: str, file: str | None = None) -> pd.DataFrame:
-        """One entry's rows: its heads, or its part of a head table; where they are is looked for once for all."""
-        table = self.heads if file is None else self.table(file)
-        if file not in self._entry_rows or self._entry_rows[file][0] is not table:
-            self._entry_rows[file] = table, rows_of_entries(table["model"])
-        return table.iloc[self._entry_rows[file][1].get(name, NO_ROWS)]
+    def of_entry(self, name: str, table: str = HEADS) -> pd.DataFrame:
+        """One entry's rows: its heads, or its part of a table; where they are is looked for once for all."""
+        rows = self.table(table)
+        if table not in self._entry_rows or self._entry_rows[table][0] is not rows:
+            self._entry_rows[table] = rows, rows_of_entries(rows["model"])
+        return rows.iloc[self._entry_rows[table][1].get(name, NO_ROWS)]
 
     def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of any table of heads or layers with the kind of each layer."""
+        if "layer_kind" in rows.columns:
+            return rows
         names = rows["model"].unique()
         heads = self.of_entry(str(names[0])) if len(names) == 1 else self.heads
         kinds = heads[["model", "layer", "layer_kind"]].drop_duplicates(["model", "layer"])
         return rows.merge(kinds, on=["model", "layer"], how="left", validate="many_to_one")
-
-    def _averaged(self, file: str, heads: pd.DataFrame) -> dict[str, pd.Series[float]]:
-        """What a table has for means only, of each head."""
-        declared = [table for lens in self._lenses for table in lens.tables if table.file == file]
-        return with_averaged(declared[0], {name: heads[name] for name in heads.columns}) if declared else {}
 
     def card(self, name: str, write: Callable[[], list[AnyBlock]]) -> list[AnyBlock]:
         """A figure's card, written once: the folder of the figure and the page show the same."""
@@ -255,24 +322,29 @@ class AtWindow:
     @property
     def replicates(self) -> pd.DataFrame | None:
         """Component 0 without each group of documents in turn; None where results have no errors."""
-        return self.head_tables.get(REPLICATES_CSV)
-
-    @property
-    def files_by_head(self) -> list[str]:
-        """The lenses' tables that say something of a head in one row, or in one row per component."""
-        declared = [table for lens in self._lenses for table in lens.tables]
-        one = [t.file for t in declared if t.per == "head" and t.across in (None, "pc") and not t.replicated]
-        return [file for file in one if file in self.head_tables]
+        return self.tables.get(REPLICATES)
 
     def find(self, name: str) -> pd.DataFrame | None:
-        """A summary by its name or a head table by its file; None where the results do not carry it."""
-        if name in self.head_tables:
-            return self.head_tables[name]
+        """A table by its name (`heads`, `buckets`), or that of a set of measures; else a summary; None if not here."""
+        if name == HEADS:
+            return self.heads
+        if name in self.tables and not self._is_of_heads(name):
+            return self.tables[name]
+        for each in (each for each in self.sets if each.name == name):
+            return self.heads if each.has_row_per_head else self.tables[str(self._source(each))]
         if name not in self._summaries:
             return None
         if name not in self._built:
             self._built[name] = self._summaries[name].build(self)
         return self._built[name]
+
+    def file_of(self, name: str) -> str:
+        """The file that has a set's measures; any other name is that of a file already."""
+        sets = [each for lens in self._lenses for each in lens.tables if each.name == name and each.rows is not None]
+        return sets[0].kind.file if sets else f"{name}.csv" if name in self.tables else name
+
+    def _is_of_heads(self, name: str) -> bool:
+        return any(each.name == name and each.has_row_per_head for each in self.sets)
 
     def table(self, name: str) -> pd.DataFrame:
         """A table that is known to be there."""
@@ -307,83 +379,96 @@ class AtWindow:
 
 
 @dataclass(frozen=True)
-class StudyTables:
+class Results:
     """A study at each choice of windows."""
 
-    results: Results
-    own: AtWindow
-    common: AtWindow | None
+    files: ResultsFolder  # what was read
+    own: WindowView
+    common: WindowView | None
 
-    def rows_of(self, file: str, at: AtWindow) -> int:
+    def rows_of(self, name: str, at: WindowView) -> int:
         """How many rows a figure's numbers come from."""
-        if file == QK_WINDOWS_CSV:
-            return 0 if self.own.windows is None else len(self.own.windows)
-        summary = None if file in at.head_tables else at.find(file.removesuffix(".csv").removesuffix(COMMON_SUFFIX))
-        return len(at.head_tables.get(file, at.heads) if summary is None else summary)
+        rows = at.find(name)
+        rows = at.find(name.removesuffix(".csv").removesuffix(COMMON_SUFFIX)) if rows is None else rows
+        return len(at.heads if rows is None else rows)
 
-    def choices(self) -> list[AtWindow]:
+    def views(self) -> list[WindowView]:
         """The choices of windows that there are."""
         return [self.own] if self.common is None else [self.own, self.common]
 
 
-def build_tables(results: Results, lenses: Sequence[Lens] | None = None) -> StudyTables:
+def build_tables(files: ResultsFolder, lenses: Sequence[Lens] | None = None) -> Results:
     """A results folder, ready for figures, cards and page."""
     used = registered() if lenses is None else lenses
-    study, tables = results.study, _read_head_tables(results, used)
-    common = None
-    if results.common is not None:
-        alone = {table.file for lens in used for table in lens.tables if table.windows == "own"}
-        of_common = {file: _rows_at(table, results.common) for file, table in tables.items() if file not in alone}
-        of_common |= _read_study_tables(results, used, "common")
-        contexts = {str(name): float(window) for name, window in windows_of(results.heads).items()}
-        common = AtWindow(
-            study,
-            results.common,
+    tables, common = _read_tables(files, used), None
+    if files.common is not None:
+        contexts = {str(name): float(window) for name, window in windows_of(files.heads).items()}
+        elsewhere = {
+            name
+            for lens in used
+            for each in lens.tables
+            if each.windows != "own"
+            for name in (each.name, each.table, REPLICATES, LAYER_MEANS)
+        }
+        common = WindowView(
+            files.study,
+            files.common,
             used,
             common=True,
-            head_tables=of_common,
-            components=results.components_common,
+            tables={
+                **{name: _rows_at(table, files.common) for name, table in tables.items() if name in elsewhere},
+                **_read_study_tables(files, used, "common"),
+            },
+            components=files.components_common,
             contexts=contexts,
         )
-    of_own = {file: _rows_at(table, results.heads) for file, table in tables.items()}
-    of_own |= _read_study_tables(results, used, "own")
-    replicates = tables.get(REPLICATES_CSV)
-    own = AtWindow(
-        study,
-        results.heads,
+    own = WindowView(
+        files.study,
+        files.heads,
         used,
-        windows=results.windows,
-        window_replicates=replicates,
-        head_tables=of_own,
-        components=results.components,
+        windows=files.windows,
+        window_replicates=tables.get(REPLICATES),
+        tables={
+            **{name: _rows_at(table, files.heads) for name, table in tables.items()},
+            **_read_study_tables(files, used, "own"),
+        },
+        components=files.components,
     )
     if common is not None:
         own.other, common.other = common, own
-    return StudyTables(results, own, common)
+    return Results(files, own, common)
 
 
-def _read_head_tables(results: Results, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
-    """The lenses' tables that are there; those of `qk.csv` and its kin are part of the results already."""
-    by_file: dict[str, pd.DataFrame] = {}
-    for table in (table for lens in lenses for table in lens.tables if table.file not in QK_FILES):
-        rows = read_head_table(results, table.file, table.names, table.key, table.texts)
-        if rows is not None:
-            by_file[table.file] = rows
-        drop_page_cache()
-    means = read_head_table(results, LAYER_MEANS_CSV, ("heads", "mean"), MEANS_KEY)
-    return by_file if means is None else {**by_file, LAYER_MEANS_CSV: means}
+def _read_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
+    """The tables of heads that are there, by name; `qk.csv` and its like are part of what was read already."""
+    sets = [each for lens in lenses for each in lens.tables]
+    named = [each for each in sets if each.rows is None]  # by other commands, into files of their own
+    read = {each.name: read_named_table(files, f"{each.name}.csv", each.names, each.key) for each in named}
+    of_heads = [each for each in sets if each.rows is not None and each.name not in (QK, COMPONENTS_TABLE)]
+    kinds = {each.table: each.kind for each in of_heads}
+    for name in (*kinds, REPLICATES, LAYER_MEANS):
+        table = read[name] = files.table(name, kinds.get(name))
+        if table is not None and name in kinds:
+            require_numbers(files, table, name, [c.name for each in sets if each.table == name for c in each.columns])
+    return {name: table for name, table in read.items() if table is not None}
 
 
-def _read_study_tables(results: Results, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
+def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
     """The lenses' tables about the study as a whole that are there, at one choice of windows."""
     by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
         numbers = [column.name for column in table.columns]
-        rows = read_study_table(results, table.file, numbers, table.key, table.texts)
+        rows = read_study_table(files, table.file, numbers, table.key, table.texts)
         here = None if rows is None else rows[rows["windows"] == choice].reset_index(drop=True)
         if here is not None and not here.empty:
             by_file[table.file] = here
     return by_file
+
+
+def _of_entries(table: pd.DataFrame, places: Mapping[str, Rows], names: Sequence[str]) -> pd.DataFrame:
+    """The rows of some entries."""
+    there = [table.iloc[places[name]] for name in names if name in places]
+    return pd.concat(there) if there else table.iloc[:0]
 
 
 def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
@@ -411,10 +496,10 @@ def summary_file(name: str, common: bool) -> str:
     return f"{name}{COMMON_SUFFIX if common else ''}.csv"
 
 
-def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
+def write_tables(tables: Results, folder: Path) -> list[Path]:
     """Write `tables/*.csv`, remove those of an earlier run that no longer apply, and return what was written."""
     written = []
-    for choice in tables.choices():
+    for choice in tables.views():
         for summary in choice.summaries():
             path = table_path(folder, summary_file(summary.name, choice.common))
             if summary.pieces is not None:
@@ -429,13 +514,7 @@ def write_tables(tables: StudyTables, folder: Path) -> list[Path]:
 
 
 def summary_files() -> Iterator[str]:
-    """The names of all tables that a report may write."""
+    """The names of all tables that a report may write, or have written in earlier versions."""
     summaries: list[Summary] = [summary for lens in registered() for summary in lens.summaries]
     yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
-    yield from (f"{name}.csv" for name in RETIRED)
-
-
-def _derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:
-    for lens in lenses:
-        heads = heads if lens.derive is None else lens.derive(heads)
-    return heads
+    yield from earlier_summaries()

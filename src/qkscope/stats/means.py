@@ -1,9 +1,9 @@
-"""Tell a change from its noise.
+"""Means over heads, and how sure they are: one object for every measure, checkpoint and part of the heads.
 
-Another sample of documents would have given other numbers. How far, the jackknife says: the table of heads is drawn
-again as other documents would have given it (`draws`), and the spread of these draws is the standard error of a mean, a
-share or a difference. Whether it changed, `significance` decides. Two entries that saw the same documents are compared
-draw by draw, so what the documents have in common cancels.
+Another sample of documents would have given other numbers. How far, the jackknife says. For some measures the table of
+heads is drawn again as other documents would have given it (`lenses/draws.py`); for the others the mean over each
+layer's heads is known without each group of documents (`LayerMeans`). Either way the spread of the draws of a mean is
+its standard error, and two checkpoints that saw the same documents are compared draw by draw.
 
 Where only a sample of the heads was measured, another sample of heads is a second source of error: standard errors over
 heads, clustered by key head, since query heads that share keys are not independent. Where all heads of a model were
@@ -11,56 +11,23 @@ measured there is no such sample, and documents alone count. Tables without draw
 elsewhere) have the error over heads only, as if these were independent.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from qkscope.results.mapped import Rows, rows_of_entries
+from qkscope.stats.changes import Change, paired_change, unpaired_change
+from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_replicates
 from qkscope.stats.series import Direction, Shape, shape_of
-from qkscope.stats.significance import SMALLEST, Error, Significance, combined, decide
-
-FEWEST_HEADS = 3  # with fewer, a standard error says nothing
-
-UNKNOWN_ERROR = Error(math.nan, math.nan)
-Source = Literal["documents", "documents and heads", "heads"]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A mean before and after, with the standard error of the difference (NaN where it cannot be known)."""
-
-    before: float
-    after: float
-    difference: float
-    error: float
-    paired: bool
-    source: Source = "heads"  # what another sample of which the error is about
-    freedom: float = math.inf  # degrees of freedom of the error
-    over_documents: Error = UNKNOWN_ERROR  # of the same difference, over documents alone
-    over_heads: Error = UNKNOWN_ERROR  # and over KV heads alone
-
-    @property
-    def outcome(self) -> Significance:
-        """Whether the mean changed.
-
-        Heads that lack a value on one side count in one of the two means only; then the means and the difference
-        per head may disagree, and nothing is claimed.
-        """
-        outcome = decide(self.difference, Error(self.error, self.freedom))
-        apart = self.after - self.before
-        if outcome is Significance.CHANGED and not (abs(apart) > SMALLEST and self.difference * apart > 0):
-            return Significance.UNCHANGED
-        return outcome
-
-    @property
-    def direction(self) -> int:
-        """1 for a significant rise, -1 for a significant fall, 0 for neither (`outcome` tells unknown from none)."""
-        return 0 if self.outcome is not Significance.CHANGED else 1 if self.difference > 0 else -1
+from qkscope.stats.significance import Error, Significance, combined
+from qkscope.stats.spread import FEWEST_HEADS, UNKNOWN_ERROR, Clusters, clustered_error, finite_mean, spread
 
 
 @dataclass(frozen=True)
@@ -87,7 +54,8 @@ class HeadPanel:
     """The heads of each checkpoint, ready to be compared between checkpoints.
 
     Quantities are the numeric columns of the table of heads, those that lenses derive included. `draws` are the same
-    heads as other samples of documents would have given them; `sampled` says that they are not all heads of the model.
+    heads as other samples of documents would have given them, of the quantities for which every head has replicates;
+    `layer_means` has the replicates of all others. `sampled` says that these are not all heads of the model.
     """
 
     def __init__(
@@ -96,6 +64,7 @@ class HeadPanel:
         same_heads: bool,
         draws: Sequence[pd.DataFrame] = (),
         *,
+        layer_means: LayerMeans | None = None,
         same_documents: bool = True,
         sampled: bool = True,
     ) -> None:
@@ -105,14 +74,15 @@ class HeadPanel:
         self._rows = _rows_of(heads)
         self._places = {name: _place_column(heads[name]) for name in _PLACES if name in heads.columns}
         self._draws = [_Draw(_numbers_of(draw), _rows_of(draw)) for draw in draws]
+        self._layer_means = layer_means
         self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
         self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
-        self._keys: dict[tuple[str, Part], npt.NDArray[np.int64] | None] = {}
+        self._keys: dict[tuple[str, Part], Clusters] = {}
 
     @property
     def knows_documents(self) -> bool:
         """Whether errors over documents can be had."""
-        return bool(self._draws)
+        return bool(self._draws) or self._layer_means is not None
 
     def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The standard error over documents of a mean over heads; NaN where it cannot be known."""
@@ -121,6 +91,11 @@ class HeadPanel:
     def document_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
         """The same with its degrees of freedom."""
         return spread(self.drawn(quantity, model, part))
+
+    def error_among(self, quantity: str, model: str, heads: pd.MultiIndex) -> Error:
+        """The standard error over documents of the mean over some heads, given by layer and head."""
+        here = pd.MultiIndex.from_arrays([self._place(model, name) for name in ("layer", "head")]).isin(heads)
+        return spread(np.array([finite_mean(draw[here]) for draw in self.drawn_values(quantity, model)]))
 
     def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[npt.NDArray[np.float64]]:
         """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
@@ -146,7 +121,7 @@ class HeadPanel:
             known, clusters = np.isfinite(values), self._clusters(model, part)
             if clusters is None:  # each head by itself
                 clusters = np.flatnonzero(self._inside(model, part))
-            moved.append(way * (values[known] - _mean(values)) / max(int(known.sum()), 1))
+            moved.append(way * (values[known] - finite_mean(values)) / max(int(known.sum()), 1))
             keys.append(clusters[known])
         _, of = np.unique(np.concatenate(keys), return_inverse=True)
         count = int(of.max()) + 1 if len(of) else 0
@@ -162,7 +137,11 @@ class HeadPanel:
         return self._means[quantity, model, part]
 
     def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        return np.array([_mean(draw) for draw in self.drawn_values(quantity, model, part)])
+        drawn = [finite_mean(draw) for draw in self.drawn_values(quantity, model, part)]
+        if drawn or self._layer_means is None or not self.has(quantity):
+            return np.array(drawn)
+        layers, mean = self.layers_of(model, part), self.mean(quantity, model, part)
+        return self._layer_means.draw(quantity, model, part.dominated, layers, mean)
 
     def has(self, quantity: str) -> bool:
         """Whether heads have such a quantity."""
@@ -238,7 +217,7 @@ class HeadPanel:
 
     def mean(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
         """The mean over heads that have the quantity."""
-        return _mean(self.values(quantity, model, part))
+        return finite_mean(self.values(quantity, model, part))
 
     def change(self, quantity: str, before: str, after: str, part: Part = EVERY_HEAD) -> Change:
         """The change of a mean from one checkpoint to another."""
@@ -270,6 +249,101 @@ class HeadPanel:
             return known
         both = combined(error, change.over_heads)
         return replace(known, error=both.size, freedom=both.freedom, source="documents and heads")
+
+
+def over_heads(values: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Of several measures of the same heads: how many have one; mean, standard deviation and quartiles: (measures, 6).
+
+    Measures that all heads have are worked out together.
+    """
+    found = np.full((len(values), 6), np.nan)
+    known = [each[np.isfinite(each)] for each in values]
+    for count in {len(each) for each in known}:
+        same = [place for place, each in enumerate(known) if len(each) == count]
+        found[same, 0] = count
+        if count:
+            numbers = np.stack([known[place] for place in same])
+            found[same, 1] = numbers.mean(axis=1)
+            found[same, 2] = numbers.std(axis=1, ddof=1) if count > 1 else np.nan
+            found[same, 3:] = np.percentile(numbers, (25, 50, 75), axis=1).T
+    return found
+
+
+TOKENS = "tokens"  # in place of a measure: the layer's tokens, which say how large the document groups are
+WITHOUT = "without_"  # followed by the document group that is left out
+HEADS_OF = {None: "all", True: "position-dominated", False: "others"}  # of the heads of a layer
+
+
+class LayerMeans:
+    """The mean over each layer's heads of each measure, and without each group of documents in turn.
+
+    Heads read the same documents, so errors of heads may not be averaged. From the layers' means follows the error of a
+    mean over any union of layers. `rows` is the table `layer_means`, whose numbers are not copied.
+    """
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        codes = [_coded(rows[name]) for name in ("model", "measure", "heads_of")]
+        self._known = [known for _, known in codes]
+        keys = np.ravel_multi_index([code for code, _ in codes], self._shape)
+        order = np.argsort(keys, kind="stable")
+        self._rows = order.astype(np.int32)
+        self._edges = np.searchsorted(keys[order], np.arange(int(np.prod(self._shape)) + 1)).astype(np.int32)
+        self._numbers = [rows[name].to_numpy() for name in ("layer", "heads", "mean")]
+        self._without = [rows[str(name)].to_numpy() for name in rows.columns if str(name).startswith(WITHOUT)]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(max(1, len(known)) for known in self._known)
+
+    def draw(
+        self, measure: str, model: str, dominated: bool | None, layers: Sequence[int], mean: float
+    ) -> npt.NDArray[np.float64]:
+        """A mean over the heads of these layers as other documents would have given it; empty where unknown.
+
+        `mean` is over all documents.
+        """
+        of_measure, tokens = self.find(model, measure, dominated), self.find(model, TOKENS)
+        if of_measure is None or tokens is None:
+            return np.zeros(0)
+        here = np.isin(of_measure.layer, layers)
+        weights = np.where(np.isfinite(of_measure.without[here]), of_measure.heads[here, None], 0.0)
+        known = weights.sum(axis=0) > 0
+        if known.sum() < FEWEST_GROUPS:
+            return np.zeros(0)
+        sums = (weights * np.nan_to_num(of_measure.without[here])).sum(axis=0)
+        sizes = tokens.mean[0] - tokens.without[0, known]
+        return scaled_replicates(mean, sums[known] / weights.sum(axis=0)[known], sizes)
+
+    def find(self, model: str, measure: str, dominated: bool | None = None) -> LayerMean | None:
+        """One measure of a checkpoint; None where it is not there."""
+        keys = zip(self._known, (model, measure, HEADS_OF[dominated]), strict=True)
+        places = [known[name] for known, name in keys if name in known]
+        if len(places) < len(self._known):
+            return None
+        key = int(np.ravel_multi_index(places, self._shape))
+        at = self._rows[self._edges[key] : self._edges[key + 1]]
+        if not len(at):
+            return None
+        layer, heads, mean = (numbers[at] for numbers in self._numbers)
+        without = [numbers[at] for numbers in self._without]
+        replicates = np.stack(without, axis=1) if without else np.zeros((len(at), 0))
+        return LayerMean(layer, *(each.astype(np.float64) for each in (heads, mean, replicates)))
+
+
+@dataclass(frozen=True)
+class LayerMean:
+    """One measure of a checkpoint, a row per layer: heads that have a value, their mean, and it without each group."""
+
+    layer: npt.NDArray[Any]
+    heads: npt.NDArray[np.float64]
+    mean: npt.NDArray[np.float64]
+    without: npt.NDArray[np.float64]  # (layers, groups)
+
+
+def _coded(words: pd.Series[str]) -> tuple[npt.NDArray[np.intp], dict[str, int]]:
+    """Words as whole numbers, and the number of each."""
+    codes, known = pd.factorize(words)
+    return codes.astype(np.intp), {str(word): place for place, word in enumerate(known)}
 
 
 @dataclass(frozen=True)
@@ -305,7 +379,7 @@ def _floats(column: npt.NDArray[Any], at: Rows) -> npt.NDArray[np.float64]:
     return np.asarray(column[at], dtype=np.float64)
 
 
-def _place_column(column: "pd.Series[Any]") -> npt.NDArray[Any]:
+def _place_column(column: pd.Series[Any]) -> npt.NDArray[Any]:
     """Numbers as they are; of words, which are few, one object for each that is the same."""
     if pd.api.types.is_numeric_dtype(column.dtype):
         return column.to_numpy()
@@ -318,58 +392,3 @@ def _make_room(kept: dict[Any, Any]) -> None:
     if len(kept) >= MOST_KEPT:
         for key in list(kept)[: MOST_KEPT // 2]:
             del kept[key]
-
-
-Clusters = npt.NDArray[np.int64] | None
-
-
-def paired_change(before: npt.ArrayLike, after: npt.ArrayLike, clusters: Clusters = None) -> Change:
-    """The same heads twice; heads that lack the value on one side are left out of the difference."""
-    first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    differences = last - first
-    known = differences[np.isfinite(differences)]
-    difference = float(known.mean()) if len(known) else float("nan")
-    error = clustered_error(differences, clusters)
-    return Change(_mean(first), _mean(last), difference, error.size, True, freedom=error.freedom, over_heads=error)
-
-
-def unpaired_change(
-    before: npt.ArrayLike, after: npt.ArrayLike, of_before: Clusters = None, of_after: Clusters = None
-) -> Change:
-    """Two groups of different heads."""
-    first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    error = combined(clustered_error(first, of_before), clustered_error(last, of_after))
-    means = _mean(first), _mean(last)
-    return Change(*means, means[1] - means[0], error.size, False, freedom=error.freedom, over_heads=error)
-
-
-def _mean(values: npt.NDArray[np.float64]) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else float("nan")
-
-
-def spread(draws: npt.NDArray[np.float64]) -> Error:
-    """How far draws lie from their mean, root mean square: each is as far as another sample of documents would be.
-
-    From their mean, not from the whole: heads of a share that lie at a threshold cross it one way more often than the
-    other, and that is no spread. Not n - 1: replicates were scaled up as they are for a jackknife.
-    """
-    if not len(draws) or not np.isfinite(draws).all():
-        return UNKNOWN_ERROR
-    return Error(float(draws.std()), len(draws) - 1)
-
-
-def clustered_error(values: npt.NDArray[np.float64], clusters: Clusters = None) -> Error:
-    """Of a mean over heads; heads of one cluster count as one observation as far as they agree."""
-    finite = np.isfinite(values)
-    known = values[finite]
-    if len(known) < FEWEST_HEADS:
-        return UNKNOWN_ERROR
-    if clusters is None:
-        return Error(float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
-    _, of = np.unique(clusters[finite], return_inverse=True)
-    count = int(of.max()) + 1
-    if count < FEWEST_HEADS:
-        return UNKNOWN_ERROR
-    sums = np.bincount(of, weights=known - known.mean())
-    return Error(float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(known)), count - 1)
