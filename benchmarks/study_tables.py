@@ -25,6 +25,7 @@ from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.views import build_tables
 from qkscope.results.csv_files import csv_text
 from qkscope.results.read import load_results
+from qkscope.results.schema import LAYER_MEANS, REPLICATES
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_replicates
 from qkscope.stats.significance import is_significant
 

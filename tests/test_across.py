@@ -13,6 +13,7 @@ from qkscope.capture.fingerprint import attention_hashes, count_parameters
 from qkscope.draw import style
 from qkscope.errors import StudyError
 from qkscope.lenses.kind_of_layer import unusual_layers
+from qkscope.lenses.views import build_tables
 from qkscope.results.provenance import CheckpointRecord, shared_attention
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study

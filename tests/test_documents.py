@@ -28,6 +28,7 @@ from qkscope.documents.encode import Encoder
 from qkscope.documents.sources import read_documents
 from qkscope.documents.tokens import Choice, batches, group_of, survey
 from qkscope.errors import DocumentError, InputError, QkscopeWarning, StorageError
+from qkscope.lenses.position import LEADING
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.run.execute import run_study

@@ -23,6 +23,7 @@ import study_texts
 from findings_numbers import Number, Place, Tables
 
 from qkscope.lenses.draws import drawn_correlations, replicated
+from qkscope.lenses.position import LEADING
 from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import capture_layout

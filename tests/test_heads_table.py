@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from qkscope.lenses.head_rows import CATEGORY, NUMBERS, WHO, joined_pieces
-from qkscope.lenses.taxonomy.heads import CATEGORY, NUMBERS, WHO, joined_heads
 
 from published_table import invented
 from qkscope.lenses.taxonomy import with_category

@@ -14,7 +14,7 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.base import Judged
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.position import OWN, judge, qk_table
+from qkscope.lenses.position import LEADING, OWN, judge, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import Replication, layer_sums
 from qkscope.moments.layout import Layout

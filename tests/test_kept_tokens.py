@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
 from qkscope.lenses.sample import AXES, FAR, SPREAD, TOGETHER, far_rows, spread_rows
+from written import put, table_of
 
 HEADS = ((0, 1, 0), (3, 2, 1))  # layer, head, the key head that it reads
 

@@ -23,6 +23,7 @@ from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, natural_order
 from qkscope.words.blocks import to_markdown
 from reports import drawing
+from written import put
 
 TRAINING_WORDS = re.compile(
     r"raining|checkpoint|\bfrom (smollm-a|gpt-b)|widens|narrows|grow|shrink|turnover|monoton|lasting|[Ee]arlier",

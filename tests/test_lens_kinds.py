@@ -10,7 +10,6 @@ from qkscope import Moments
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.base import HeadTable, Measure
-from qkscope.lenses.means import TOKENS
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout

@@ -8,6 +8,7 @@ import pytest
 
 from qkscope.layers import Rotation
 from qkscope.lenses.kind_of_layer import kind_name
+from qkscope.lenses.position import LEADING
 from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split import shapley, together
 from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study

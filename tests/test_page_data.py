@@ -31,6 +31,7 @@ from qkscope.page.write import page_html
 from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
+from written import table_of
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
 PACK = re.compile(r'<script type="text/plain" id="pack">(.*?)</script>', re.DOTALL)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import head_components
-from qkscope.lenses.position import qk_table
+from qkscope.lenses.position import LEADING, qk_table
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments

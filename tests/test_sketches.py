@@ -15,6 +15,7 @@ from families import tiny
 from qkscope import capture_moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import matched_components
+from qkscope.lenses.position import LEADING
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.file import _checksum

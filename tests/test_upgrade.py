@@ -52,7 +52,7 @@ DROPPED = {
     "errors of one lens": "how errors of a measure were found is in tables.json; `errors` is about the row",
     "estimator": "the same in every row: tables.json",
     "means of codes and counts": "a mean over codes says nothing; counts are in `heads`",
-    "rotation_relation": "a correlation over heads of two columns of `heads`; its interval was in a figure that is gone",
+    "rotation_relation": "a correlation over heads of two columns of `heads`; its figure is gone",
 }
 
 # --- summaries: what each column is now -----------------------------------------------------------------

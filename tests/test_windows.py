@@ -9,7 +9,7 @@ import pytest
 from known_errors import moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position import OWN, REPLICATES
+from qkscope.lenses.position import LEADING, OWN, REPLICATES
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, window_dependence
@@ -21,6 +21,7 @@ from qkscope.page.pack import Pack, unpack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
+from written import put, table_of
 
 CONTEXT, WIDTH, GROUPS, DOCUMENTS, COUNT = 64, 4, 8, 24, 6
 FACTS = LayerFacts(0, COUNT, COUNT, WIDTH)
