@@ -218,7 +218,11 @@ def part_rows(part: TablePart, table: str) -> pa.Table:
     header = part.headers[table].split(",")
     texts = {name: pa.string() for name in header if name in TEXT_COLUMNS}
     options = pa.csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=False)
-    return pa.csv.read_csv(io.BytesIO(part.headers[table].encode() + b"\n" + data), convert_options=options)
+    rows = pa.csv.read_csv(io.BytesIO(part.headers[table].encode() + b"\n" + data), convert_options=options)
+    empty = [name for name in rows.column_names if pa.types.is_null(rows.schema.field(name).type)]
+    for name in empty:  # in every row: numbers that are not known
+        rows = rows.set_column(rows.column_names.index(name), name, rows.column(name).cast(pa.float64()))
+    return rows
 
 
 def _row_groups(parts: Sequence[TablePart], table: str) -> Iterator[pa.Table]:
