@@ -323,7 +323,7 @@ def grown_page():
     return shared.once("grown_page", make) / "grown"
 
 
-def sketch(_entry, _tables, _at):
+def sketch(_figure, _tables):
     """A figure of one line, in place of any other: drawing all takes seconds, most of it for the places of labels."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
