@@ -23,6 +23,7 @@ from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
 from test_page_browser import downloaded, drawn, middle, over_cell, set_slider, state, swept, tool
+from written import put
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
 CONTEXTS = {"one": 64, "two": 64, "three": 256}
@@ -34,7 +35,7 @@ def no_rows(_layer):
 
 
 TILT = HeadTable(
-    "tilt.csv",
+    "tilt",
     (
         Measure("tilt", "How far the score leans towards late keys.", "per token", (-1.0, 1.0)),
         Measure("share", "The share of the score that leans.", limits=(0.0, 1.0)),
@@ -42,18 +43,18 @@ TILT = HeadTable(
     ),
     no_rows,
 )
-REACH = HeadTable("reach.csv", (Measure("reach", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
+HALF = HeadTable("half", (Measure("half_lies", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
 LENS = Lens(
     "tilt",
     "Tilted scores",
     "Which way do scores lean?",
-    tables=(TILT, REACH, HeadTable("gone.csv", (Measure("gone", "Was never written."),), no_rows)),
+    tables=(TILT, HALF, HeadTable("gone", (Measure("gone", "Was never written."),), no_rows)),
     views=(
         View("curve", "Tilt and share by checkpoint", ("tilt", "share"), "Means over heads.", figure="tilt_curve"),
         View("bars", "Tilt and share as bars", ("tilt", "share"), figure="no_such_card"),
         View("heatmap", "Tilt of every head", ("tilt",), "Blue leans towards late keys."),
         View("scatter", "Share against tilt", ("share", "tilt")),
-        View("heatmap", "Reach of every head", ("reach",)),
+        View("heatmap", "Where half of it lies", ("half_lies",)),
         View("curve", "Never written", ("gone",)),
     ),
     own_views=(OwnView("leaning", lambda tables: {"last": tables.own.names[-1]}),),
@@ -109,8 +110,10 @@ def lens_rows(seed, window=None):
 @pytest.fixture(scope="module")
 def tables():
     own = lens_rows(0)
-    reach = own[["model", "layer", "head", "window"]].assign(reach=np.arange(len(own)) * 30.0 + 5)
-    return {"tilt.csv": {"own": own, "common": lens_rows(1, 64)}, "reach.csv": {"own": reach}}
+    half = own[["model", "layer", "head", "window"]].assign(half_lies=np.arange(len(own)) * 30.0 + 5)
+    common = lens_rows(1, 64)
+    long = common["model"].map(CONTEXTS) > 64  # the others' own context is the common window
+    return {"tilt": {"own": own, "common": pd.concat([own[~long], common[long]])}, "half": {"own": half}}
 
 
 def write_study(folder, lenses=(), tables=None, components=1, **record):
@@ -120,14 +123,21 @@ def write_study(folder, lenses=(), tables=None, components=1, **record):
         pc=0, explained_variance=0.3, r_q=rng.uniform(0, 1, len(keys)), r_k=rng.uniform(-1, 1, len(keys)), n_q=9, n_k=9
     )
     qk["rotary"] = np.where(qk["layer"] == 1, "nope", "rotary")
-    qk = pd.concat([qk.assign(pc=pc) for pc in range(components)])
-    qk.assign(window=qk["model"].map(CONTEXTS)).to_csv(folder / "qk.csv", index=False)
-    qk.assign(window=64, r_q=qk["r_q"] / 2).to_csv(folder / "qk_common.csv", index=False)
+    qk = pd.concat([qk.assign(pc=pc) for pc in range(components)], ignore_index=True)
+    own = qk.assign(window=qk["model"].map(CONTEXTS))
+    common = qk[own["window"] > 64].assign(window=64, r_q=qk["r_q"] / 2)
+    put(folder, "qk", own)
+    put(folder, "components", common)
+    windows = pd.concat([own[own["pc"] == 0], common[common["pc"] == 0]])
+    put(folder, "heads", windows.assign(depth=windows["layer"] / 2, attention="full", attention_window=np.nan))
     known = [{"name": m, "label": m.title(), "context": CONTEXTS[m], **record.get(m, {})} for m in MODELS]
     (folder / "provenance.json").write_text(json.dumps({"study": {"title": "Leaning"}, "checkpoints": known}))
-    for file, choices in (tables or {}).items():
+    for choices in (tables or {}).values():
         rows = pd.concat(choices.values()).drop_duplicates([c for c in KEY if c in choices["own"].columns])
-        rows.to_csv(folder / file, index=False)
+        if "pc" in rows.columns:
+            rows.to_parquet(folder / "pcs.parquet", index=False)
+        else:
+            put(folder, "heads", rows)
     blocks = [heading(1, "Tilt"), heading(2, "File"), paragraph("x"), heading(2, "What This Figure Shows")]
     card = PageCard("tilt_curve", [*blocks, paragraph("How scores lean.")])
     with ExitStack() as stack:
@@ -159,7 +169,7 @@ def test_what_is_packed_is_what_the_tables_say(tables):
     pack = Pack()
     known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve": True, "other": False})
     packed = pack.text()
-    for choice, table in tables["tilt.csv"].items():
+    for choice, table in tables["tilt"].items():
         for name, kind in (("tilt", np.float32), ("tilt_se", np.float16), ("share", np.float32), ("size", np.float32)):
             dense = unpack(packed, pack.index, f"lens.tilt.{choice}.{name}")
             assert dense.shape == (3, 12)
@@ -167,12 +177,12 @@ def test_what_is_packed_is_what_the_tables_say(tables):
             for row in table.itertuples():
                 value = dense[MODELS.index(row.model), row.layer * HEADS + row.head]
                 assert value == kind(getattr(row, name)) or (np.isnan(value) and row.layer == 2)
-    assert "lens.reach.common.reach" not in pack.index
+    assert "lens.half.common.half_lies" not in pack.index
     assert "lens.tilt.own.share_se" not in pack.index
     assert json.loads(json.dumps(known, allow_nan=False)) == known
     lens = known[0]
     assert (lens["name"], lens["title"], lens["question"]) == ("tilt", "Tilted scores", "Which way do scores lean?")
-    assert list(lens["columns"]) == ["tilt", "share", "size", "reach"]
+    assert list(lens["columns"]) == ["tilt", "share", "size", "half_lies"]
     assert lens["columns"]["tilt"] == {
         "definition": "How far the score leans towards late keys.",
         "unit": "per token",
@@ -191,20 +201,20 @@ def test_what_is_packed_is_what_the_tables_say(tables):
 
 
 def test_heads_that_the_page_lacks_are_left_out_and_those_without_a_row_are_undefined(tables):
-    own = tables["tilt.csv"]["own"]
+    own = tables["tilt"]["own"]
     some = pd.concat([own[own["layer"] < 2], own[:1].assign(layer=9), own[:1].assign(model="elsewhere")])
     pack = Pack()
-    add_lenses(pack, GRID, [LENS], {"tilt.csv": {"own": some}}, {})
+    add_lenses(pack, GRID, [LENS], {"tilt": {"own": some}}, {})
     dense = unpack(pack.text(), pack.index, "lens.tilt.own.share")
     assert np.isnan(dense[:, 8:]).all()
     assert np.array_equal(dense[:, :8].ravel(), own[own["layer"] < 2]["share"].to_numpy(np.float32))
 
 
 def test_a_table_with_components_keeps_them(tables):
-    own = tables["tilt.csv"]["own"]
+    own = tables["tilt"]["own"]
     both = pd.concat([own.assign(pc=0), own.assign(pc=1, share=own["share"] / 2)])
     pack = Pack()
-    add_lenses(pack, GRID, [LENS], {"tilt.csv": {"own": both}}, {})
+    add_lenses(pack, GRID, [LENS], {"tilt": {"own": both}}, {})
     dense = unpack(pack.text(), pack.index, "lens.tilt.own.share")
     assert dense.shape == (3, 2, 12)
     assert np.allclose(dense[:, 1], dense[:, 0] / 2)
@@ -214,12 +224,12 @@ def test_a_large_study_has_half_precision_where_that_is_enough(tables):
     pack = Pack()
     add_lenses(pack, GRID, [LENS], tables, {}, large=True)
     types = {name.split(".")[-1]: entry["type"] for name, entry in pack.index.items()}
-    # `size` is at most 9e-6, of which half precision would leave nothing; `reach` is up to 1,055 tokens.
-    assert types == {"tilt": "float16", "tilt_se": "log8", "share": "float16", "size": "float32", "reach": "float16"}
+    # `size` is at most 9e-6, of which half precision would leave nothing; `half_lies` is up to 1,055 tokens.
+    assert types == {"tilt": "float16", "tilt_se": "log8", "share": "float16", "size": "float32", "half_lies": "float16"}
     errors = unpack(pack.text(), pack.index, "lens.tilt.own.tilt_se")
-    np.testing.assert_allclose(errors.ravel(), tables["tilt.csv"]["own"]["tilt_se"], rtol=0.03)
+    np.testing.assert_allclose(errors.ravel(), tables["tilt"]["own"]["tilt_se"], rtol=0.03)
     stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")
-    values = tables["tilt.csv"]["own"]["tilt"].to_numpy().reshape(stored.shape)
+    values = tables["tilt"]["own"]["tilt"].to_numpy().reshape(stored.shape)
     np.testing.assert_allclose(stored, values, rtol=1e-3)
 
 
@@ -268,12 +278,12 @@ def test_rows_of_a_table_about_the_study_are_shown_with_their_intervals():
 
 
 def test_a_column_name_stands_for_one_column_and_a_head_has_one_row(tables):
-    twice = Lens("tilt", "t", "q", tables=(TILT, HeadTable("more.csv", TILT.columns[:1], no_rows)))
-    with pytest.raises(ValueError, match=r"tilt\.csv and more\.csv both have a column 'tilt'"):
+    twice = Lens("tilt", "t", "q", tables=(TILT, HeadTable("more", TILT.columns[:1], no_rows)))
+    with pytest.raises(ValueError, match="tilt and more both have a column 'tilt'"):
         add_lenses(Pack(), GRID, [twice], tables, {})
-    own = tables["tilt.csv"]["own"]
-    with pytest.raises(ValueError, match=r"tilt\.csv: more than one row for model one, layer 0, head 0"):
-        add_lenses(Pack(), GRID, [LENS], {"tilt.csv": {"own": pd.concat([own, own[:1].assign(window=7)])}}, {})
+    own = tables["tilt"]["own"]
+    with pytest.raises(ValueError, match="tilt: more than one row for model one, layer 0, head 0"):
+        add_lenses(Pack(), GRID, [LENS], {"tilt": {"own": pd.concat([own, own[:1].assign(window=7)])}}, {})
 
 
 # --- in a browser -----------------------------------------------------------------------------------
@@ -333,7 +343,7 @@ def test_without_lenses_nothing_is_shown(visit, tmp_path):
 
 
 def test_the_tooltip_of_a_cell_has_the_tables_value_and_its_error(visit, report, tables):
-    table = tables["tilt.csv"]["own"]
+    table = tables["tilt"]["own"]
     with visit(report) as page:
         row = head(table, "three", 1, 2)
         said = hover_cell(page, 2, 1, 2)
@@ -351,19 +361,19 @@ def test_the_tooltip_of_a_cell_has_the_tables_value_and_its_error(visit, report,
 
 
 def test_the_common_window_shows_its_own_values(visit, report, tables):
-    row = head(tables["tilt.csv"]["common"], "three", 1, 2)
+    row = head(tables["tilt"]["common"], "three", 1, 2)
     with visit(report, "#window=common&head=1.2") as page:
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (row["tilt"], row["tilt_se"])
-        assert "Not measured at this window: reach." in view_of(page, 4).inner_text()
-        assert hover_cell(page, 4, 1, 2)[1] == "reach not measured at this window"
+        assert "Not measured at this window: half_lies." in view_of(page, 4).inner_text()
+        assert hover_cell(page, 4, 1, 2)[1] == "half_lies not measured at this window"
         page.get_by_role("button", name="own context", exact=True).click()
-        own = head(tables["tilt.csv"]["own"], "three", 1, 2)
+        own = head(tables["tilt"]["own"], "three", 1, 2)
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (own["tilt"], own["tilt_se"])
 
 
 def test_a_column_with_components_follows_the_component_switch(visit, tmp_path, tables):
-    own = tables["tilt.csv"]["own"]
-    both = {"tilt.csv": {"own": pd.concat([own.assign(pc=0), own.assign(pc=1, tilt=own["tilt"] / 2)])}}
+    own = tables["tilt"]["own"]
+    both = {"tilt": {"own": pd.concat([own.assign(pc=0), own.assign(pc=1, tilt=own["tilt"] / 2)])}}
     row = head(own, "three", 1, 2)
     by_component = replace(LENS, tables=(replace(TILT, across="pc"), *LENS.tables[1:]))
     with visit(write_study(tmp_path, (by_component,), both, components=2)) as page:
@@ -374,7 +384,7 @@ def test_a_column_with_components_follows_the_component_switch(visit, tmp_path, 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
-    table = tables["tilt.csv"]["own"]
+    table = tables["tilt"]["own"]
     with visit(report) as page:
         for layers in (range(LAYERS), range(1, 3)):
             rows = table[(table["model"] == "two") & table["layer"].isin(layers)]
@@ -397,7 +407,7 @@ def test_means_by_checkpoint_follow_the_filters(visit, report, tables, place):
 def test_means_of_all_heads_have_the_error_that_documents_give(visit, tmp_path, tables):
     """Four groups of documents move the mean up, down, up, down by 0.02: another sample is sqrt(3) times as far."""
     rows = []
-    for (model, layer, window), heads in tables["tilt.csv"]["own"].groupby(["model", "layer", "window"]):
+    for (model, layer, window), heads in tables["tilt"]["own"].groupby(["model", "layer", "window"]):
         who = {"model": model, "layer": layer, "window": window, "heads": int(heads["tilt"].notna().sum())}
         rows.append(
             {**who, "measure": "tokens", "heads_of": "all", "mean": 400, **{f"without_{g}": 300 for g in range(4)}}
@@ -405,15 +415,15 @@ def test_means_of_all_heads_have_the_error_that_documents_give(visit, tmp_path, 
         mean = heads["tilt"].mean()
         without = {f"without_{group}": mean + way * 0.02 for group, way in enumerate((1, -1, 1, -1))}
         rows.append({**who, "measure": "tilt", "heads_of": "all", "mean": mean, **without})
-    pd.DataFrame(rows).to_csv(tmp_path / "layer_means.csv", index=False)
-    with visit(write_study(tmp_path, (LENS,), {"tilt.csv": {"own": tables["tilt.csv"]["own"]}})) as page:
+    put(tmp_path, "layer_means", pd.DataFrame(rows))
+    with visit(write_study(tmp_path, (LENS,), {"tilt": {"own": tables["tilt"]["own"]}})) as page:
         said = hover_column(page, 0, "Two")
         assert number_and_error(said[1], "mean tilt ")[1] == pytest.approx(np.sqrt(3) * 0.02, rel=0.02)
         assert "± 1 SE over documents" in view_of(page, 0).locator("svg").text_content()
 
 
 def test_the_scatter_by_pointer_and_by_keyboard(visit, report, tables):
-    table = tables["tilt.csv"]["own"]
+    table = tables["tilt"]["own"]
     row = head(table, "three", 0, 1)
     with visit(report) as page:
         view = view_of(page, 3)
@@ -459,7 +469,7 @@ def test_the_heatmap_by_keyboard_and_by_dragging_a_block(visit, report, tables):
         view_of(page, 2).locator("canvas").focus()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowRight")
-        row = head(tables["tilt.csv"]["own"], "three", 1, 1)
+        row = head(tables["tilt"]["own"], "three", 1, 1)
         said = page.locator("#live").text_content()
         assert number_and_error(said, "Layer 1, head 1, tilt ") == (row["tilt"], row["tilt_se"])
         page.keyboard.press("Enter")
@@ -474,24 +484,24 @@ def test_the_heatmap_by_keyboard_and_by_dragging_a_block(visit, report, tables):
 
 
 def test_the_head_panel_lists_every_column(visit, report, tables):
-    row = head(tables["tilt.csv"]["own"], "three", 1, 2)
+    row = head(tables["tilt"]["own"], "three", 1, 2)
     with visit(report, "#head=1.2") as page:
         facts = page.locator(".lens-facts")
         assert facts.locator("summary").inner_text() == "Tilted scores"
         facts.locator("summary").click()
         facts.locator("dt").first.wait_for()
-        assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "reach"]
+        assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "half_lies"]
         assert facts.locator("dt").first.get_attribute("title") == "How far the score leans towards late keys."
-        tilt, share, size, reach = facts.locator("dd").all_inner_texts()
-        last = tables["tilt.csv"]["own"].query("model == 'three'")
+        tilt, share, size, half = facts.locator("dd").all_inner_texts()
+        last = tables["tilt"]["own"].query("model == 'three'")
         assert number_and_error(tilt, "") == (row["tilt"], row["tilt_se"])
         assert tilt.endswith(f" per token ({int((last['tilt'] > row['tilt']).sum()) + 1} of 11)")  # one is undefined
         assert (number(share), number(size)) == (row["share"], row["size"])
-        assert reach == f"{30 * 30 + 5:.1f} tokens (6 of 12)"
+        assert half == f"{30 * 30 + 5:.1f} tokens (6 of 12)"
 
 
 def test_the_files_of_lens_views(visit, report, tables):
-    own = tables["tilt.csv"]["own"]
+    own = tables["tilt"]["own"]
     with visit(report) as page:
 
         def saved(place, kind):

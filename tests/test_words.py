@@ -16,6 +16,7 @@ import pytest
 
 import qkscope
 from qkscope.cli.arguments import build_parser
+from qkscope.lenses.base import HeadTable
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rope.extrapolate import COLUMNS, KERNEL_COLUMNS
 from qkscope.results import folder
@@ -126,9 +127,14 @@ def names_of_files() -> tuple[set[str], set[str]]:
     """Files of a results folder that `results/folder.py` names, and tables that lenses name."""
     every = [each for value in vars(folder).values() for each in (value if isinstance(value, tuple) else (value,))]
     of_folder = {each for each in every if isinstance(each, str) and re.fullmatch(r"[A-Za-z_.]+\.[a-z]+", each)}
-    tables = [table for lens in registered() for table in lens.tables]
-    tables += [table for lens in registered() for study in lens.of_study for table in study.tables]
-    return of_folder, {table.file for table in tables} - of_folder
+    tables = {home(table) for lens in registered() for table in lens.tables}
+    tables |= {table.file for lens in registered() for study in lens.of_study for table in study.tables}
+    return of_folder, tables - of_folder
+
+
+def home(table: HeadTable) -> str:
+    """The file with a lens's columns: of its table, or, where another command writes it, a file of its own."""
+    return table.kind.file if table.rows is not None else f"{table.name}.csv"
 
 
 def spelled_files(code: str, names: set[str]) -> set[str]:
@@ -144,7 +150,10 @@ def spelled_files(code: str, names: set[str]) -> set[str]:
 def test_a_file_of_a_results_folder_is_named_in_one_place():
     of_folder, of_lenses = names_of_files()
     assert {"qk.csv", "figure.png", "join.csv", "heads.csv", "prediction.csv", "README.md"} <= of_folder
-    assert {"rotated.csv", "ablation_heads.csv", "rope_split.csv"} <= of_lenses
+    assert of_lenses == {
+        *("ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"),
+        *("rope_split.csv", "rope_split_heads.csv"),
+    }
     again = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         place = path.relative_to(PACKAGE).as_posix()
@@ -199,15 +208,15 @@ def test_the_test_of_old_words_would_notice():
 
 
 def columns_block() -> str:
-    """Every column of every lens with its definition; tables of equal columns together."""
-    files = defaultdict(list)
+    """Every column of every lens with its definition, lens by lens; sets of equal columns together."""
+    places = defaultdict(list)
     lines, of_lenses = [], registered()
-    of_heads = [table for lens in of_lenses for table in lens.tables]
-    of_study = [table for lens in of_lenses for each in lens.of_study for table in each.tables]
-    for table in (*of_heads, *of_study):
-        files[table.columns].append(f"`{table.file}`")
-    for columns, where in files.items():
-        lines += ["", f"{', '.join(where)}:", "", "| column | unit | definition |", "|---|---|---|"]
+    of_heads = [(lens, table, home(table)) for lens in of_lenses for table in lens.tables]
+    of_study = [(lens, table, table.file) for lens in of_lenses for each in lens.of_study for table in each.tables]
+    for lens, table, file in (*of_heads, *of_study):
+        places[table.columns, lens.title].append(f"`{file}`")
+    for (columns, title), files in places.items():
+        lines += ["", f"{title}, in {', '.join(files)}:", "", "| column | unit | definition |", "|---|---|---|"]
         lines += [f"| `{column.name}` | {column.unit} | {column.definition} |" for column in columns]
     return "\n".join(lines) + "\n\n"
 

@@ -94,8 +94,8 @@ class HeadTable:
     @property
     def kind(self) -> TableKind:
         """What a row of its table is."""
-        if self.across == "pc" and self.name != QK:
-            return TABLES[COMPONENTS_TABLE]
+        if self.across == "pc" and self.name in (QK, COMPONENTS_TABLE):
+            return TABLES[self.name]
         return table_kind(self.across, self.per)
 
     @property

@@ -55,9 +55,10 @@ def _dominated(sums: LayerSums) -> NDArray[np.float64]:
 
 
 def with_averaged(table: HeadTable, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's columns, and what follows from them for means; nothing of nothing."""
+    """Those of a set's columns that are there, and, where all are, what follows from them for means."""
     columns = {name: values[name] for name in table.names if name in values}
-    return {**columns, **(table.averaged(columns) if table.averaged is not None and columns else {})}
+    whole = table.averaged is not None and len(columns) == len(table.names)
+    return {**columns, **(table.averaged(columns) if whole else {})}
 
 
 def tokens_row(sums: LayerSums) -> MeanRow:

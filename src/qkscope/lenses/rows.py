@@ -257,7 +257,7 @@ def finished(
     Where a set of measures has no rows at some window, its cells are empty there.
     """
     kind = sets[0].kind
-    parts = [_Part.of(sets, each) for each in rows if any(measures.name in each.columns for measures in sets)]
+    parts = [_RowBlock.of(sets, each) for each in rows if any(measures.name in each.columns for measures in sets)]
     columns: dict[str, Any] = {name: np.concatenate([part.fact(name) for part in parts]) for name in ("layer", "depth")}
     if kind.per == "head":
         columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("head", "kv_head")}
@@ -293,7 +293,7 @@ def table_columns(sets: Sequence[HeadTable]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RowBlock:
     """A layer at a window as rows: a head (or the layer itself) after the other, each at all places."""
 
     window: int
@@ -306,7 +306,7 @@ class _Part:
     kv_head: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sets: Sequence[HeadTable], rows: LayerRows) -> _Part:
+    def of(cls, sets: Sequence[HeadTable], rows: LayerRows) -> _RowBlock:
         arrays = [values for measures in sets for values in rows.columns.get(measures.name, {}).values()]
         count = max((values.shape[1] for values in arrays if values.ndim == 2), default=1)
         units = len(rows.heads) if sets[0].per == "head" else 1

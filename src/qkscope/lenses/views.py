@@ -163,7 +163,8 @@ class WindowView:
     def sets(self) -> list[HeadTable]:
         """The sets of measures that these results carry, by their declarations."""
         declared = [each for lens in self._lenses for each in lens.tables]
-        return [each for each in declared if self._source(each) is not None]
+        here = [each for each in declared if not (self.common and each.windows == "own")]
+        return [each for each in here if self._source(each) is not None]
 
     def _source(self, measures: HeadTable) -> str | None:
         """The table that has a set's columns here; None where there is none."""
@@ -229,7 +230,8 @@ class WindowView:
         of_sets: list[str] = []
         for each in (each for each in self.sets if each.has_row_per_head):
             of_sets += [*each.names, *(column.name for column in each.judged)]
-            of_sets += with_averaged(each, {name: self.heads.iloc[:0][name] for name in each.names})
+            there = [name for name in each.names if name in self.heads.columns]
+            of_sets += with_averaged(each, {name: self.heads.iloc[:0][name] for name in there})
         codes = {name for name, each in self.measures.items() if each.kind in ("code", "constant")}
         known = dict.fromkeys([*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived, *of_sets])
         unknown = {*IDENTITY_COLUMNS, *LAYER_COLUMNS, "layer_kind", *codes}
@@ -252,8 +254,8 @@ class WindowView:
         """What a change is made of, by measure and layer type, where a lens knows; else nothing."""
         known: dict[tuple[str, str], dict[str, float]] = {}
         for lens in self._lenses:
-            found = lens.attribution(self, before, after) if lens.attribution is not None else {}
-            known |= {key: dict(parts) for key, parts in found.items()}
+            of_lens = lens.attribution(self, before, after) if lens.attribution is not None else {}
+            known |= {key: dict(parts) for key, parts in of_lens.items()}
         return known
 
     def has_measure(self, name: str) -> bool:

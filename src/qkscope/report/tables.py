@@ -11,11 +11,8 @@ from qkscope.files import replacing
 from qkscope.lenses.long_tables import changes_pieces, head_changes, means_pieces
 from qkscope.lenses.views import Results
 from qkscope.results.csv_files import write_csv_pieces
-from qkscope.results.folder import table_path
+from qkscope.results.folder import CHANGES_CSV, HEAD_CHANGES_PARQUET, MEANS_CSV, table_path
 from qkscope.results.remove import remove_table
-
-MEANS_CSV, CHANGES_CSV, HEAD_CHANGES = "means.csv", "changes.csv", "head_changes.parquet"
-LONG_TABLES = (MEANS_CSV, CHANGES_CSV, HEAD_CHANGES)
 
 
 def write_long_tables(results: Results, folder: Path) -> list[Path]:
@@ -33,8 +30,8 @@ def write_long_tables(results: Results, folder: Path) -> list[Path]:
             remove_table(folder, name)
     changes = list(head_changes(results))
     if not changes:
-        remove_table(folder, HEAD_CHANGES)
+        remove_table(folder, HEAD_CHANGES_PARQUET)
         return written
-    with replacing(table_path(folder, HEAD_CHANGES)) as temporary, temporary.open("wb") as file:
+    with replacing(table_path(folder, HEAD_CHANGES_PARQUET)) as temporary, temporary.open("wb") as file:
         pd.concat(changes, ignore_index=True).to_parquet(file, index=False, compression="zstd")
-    return [*written, table_path(folder, HEAD_CHANGES)]
+    return [*written, table_path(folder, HEAD_CHANGES_PARQUET)]

@@ -37,6 +37,10 @@ ABLATION = ".ablation"
 FIGURES, TABLES, COMPARISON, JOIN, COLLAGE = "figures", "tables", "comparison", "join", "collage"
 MOMENTS_SUFFIX, PART_SUFFIX = ".safetensors", ".lines"
 
+# In `tables/`: means over heads, and their changes; changes of single heads.
+MEANS_CSV, CHANGES_CSV, HEAD_CHANGES_PARQUET = "means.csv", "changes.csv", "head_changes.parquet"
+LONG_TABLES = (MEANS_CSV, CHANGES_CSV, HEAD_CHANGES_PARQUET)
+
 CARD = "README.md"
 FIGURE_PNG, FIGURE_SVG = "figure.png", "figure.svg"
 FIGURE_FILES = (FIGURE_PNG, FIGURE_SVG, CARD)
@@ -47,7 +51,7 @@ POINTS_CSV = "points.csv"  # of a join: its models; of a collage: its tokens
 COLLAGE_PNG, COLLAGE_SVG = "collage.png", "collage.svg"
 COLLAGE_FILES = (POINTS_CSV, COLLAGE_PNG, COLLAGE_SVG, CARD)
 JOIN_CSV, JOIN_PNG, JOIN_SVG = "join.csv", "join.png", "join.svg"
-LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV = "lengths.csv", "changes.csv", "differences.csv"
+LENGTHS_CSV, DIFFERENCES_CSV = "lengths.csv", "differences.csv"
 JOIN_FILES = (JOIN_CSV, POINTS_CSV, LENGTHS_CSV, CHANGES_CSV, DIFFERENCES_CSV, JOIN_PNG, JOIN_SVG, CARD)
 
 FIGURE = re.compile(r"([0-9]{2}|appendix|published)_[a-z0-9_]{1,60}")

@@ -43,6 +43,7 @@ from qkscope.results.schema import HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, Table
 _KEY = ["model", "layer", "head", "pc"]
 _AGAIN = "`qkscope analyze RESULTS` writes it again"
 _NUMBERS = ("explained_variance", "r_q", "r_k")
+_OF_LAYER = ("depth", "rotary", "attention", "attention_window")
 _WHOLE = ("layer", "head", "pc")
 _EMPTY = ["", "nan", "NaN", "NA"]
 _SLACK = 1e-6  # rounding of a correlation or a share that is exactly 1
@@ -83,8 +84,9 @@ class ResultsFolder:
 
     @property
     def windows(self) -> pd.DataFrame | None:
-        """Component 0 of every head at every window."""
-        return self.table(HEADS)
+        """Component 0 of every head at every window; None where `heads` does not have that, and the layers' facts."""
+        rows = self.table(HEADS)
+        return rows if rows is not None and {*_NUMBERS, *_OF_LAYER} <= set(rows.columns) else None
 
     @property
     def writable_folder(self) -> Path:

@@ -40,11 +40,11 @@ def refuse_earlier_tables(folder: Path, source: Path) -> None:
     there = [name for name in EARLIER_TABLES if head_table_path(folder, name).is_file()]
     if not there:
         return
-    found = f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
+    problem = f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
     moments = moments_folder(folder)
     if any(entry.name.endswith(MOMENTS_SUFFIX) for entry in entries(moments)):
-        raise TableError(f"{found}; `qkscope analyze {source}` writes them again from its moments")
+        raise TableError(f"{problem}; `qkscope analyze {source}` writes them again from its moments")
     raise TableError(
-        f"{found} and no moments to write them again from; read it with qkscope 0.2, or keep qk.csv and "
+        f"{problem} and no moments to write them again from; read it with qkscope 0.2, or keep qk.csv and "
         "provenance.json alone in a folder and read that"
     )

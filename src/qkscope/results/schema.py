@@ -65,9 +65,13 @@ TEXT_COLUMNS = ("model", "windows", "rotary", "attention", "errors", "category",
 
 
 def table_kind(across: str | None, per: str) -> TableKind:
-    """The table that has a row per head (or layer) and place; a lens may bring places of its own."""
+    """The table that has a row per head (or layer) and place; a lens may bring places of its own.
+
+    What lenses know of components has a table of its own too: the columns of `qk` and `components` are as published.
+    """
+    published = (QK, COMPONENTS_TABLE)
     known = [
-        kind for kind in TABLES.values() if (kind.across, kind.per) == (across, per) and kind.name != COMPONENTS_TABLE
+        kind for kind in TABLES.values() if (kind.across, kind.per) == (across, per) and kind.name not in published
     ]
     of_layer = f"layer_{across}s" if across else "layers"
     return known[0] if known else TableKind(f"{across}s" if per == "head" else of_layer, across, per)

@@ -256,17 +256,17 @@ def over_heads(values: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.floa
 
     Measures that all heads have are worked out together.
     """
-    found = np.full((len(values), 6), np.nan)
+    statistics = np.full((len(values), 6), np.nan)
     known = [each[np.isfinite(each)] for each in values]
     for count in {len(each) for each in known}:
         same = [place for place, each in enumerate(known) if len(each) == count]
-        found[same, 0] = count
+        statistics[same, 0] = count
         if count:
-            numbers = np.stack([known[place] for place in same])
-            found[same, 1] = numbers.mean(axis=1)
-            found[same, 2] = numbers.std(axis=1, ddof=1) if count > 1 else np.nan
-            found[same, 3:] = np.percentile(numbers, (25, 50, 75), axis=1).T
-    return found
+            stacked = np.stack([known[place] for place in same])
+            statistics[same, 1] = stacked.mean(axis=1)
+            statistics[same, 2] = stacked.std(axis=1, ddof=1) if count > 1 else np.nan
+            statistics[same, 3:] = np.percentile(stacked, (25, 50, 75), axis=1).T
+    return statistics
 
 
 TOKENS = "tokens"  # in place of a measure: the layer's tokens, which say how large the document groups are

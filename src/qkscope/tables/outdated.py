@@ -17,7 +17,7 @@ from typing import Any
 from qkscope.errors import TableError
 from qkscope.lenses.registry import tables_of_commands
 from qkscope.lenses.views import summary_files
-from qkscope.results.folder import ABLATION_CSV, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
+from qkscope.results.folder import ABLATION_CSV, LONG_TABLES, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
 from qkscope.results.provenance import Provenance, StudyRecord
 from qkscope.results.read import read_provenance
 from qkscope.results.remove import remove_outcomes, remove_report
@@ -36,7 +36,7 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
         before = Provenance()
     removed: list[str] = []
     if not same_tables or _shown(before) != _shown(provenance):
-        removed += remove_report(folder, sorted(set(summary_files())), page=page)
+        removed += remove_report(folder, sorted({*summary_files(), *LONG_TABLES}), page=page)
     outcomes = [] if _same_measurements(before, provenance) else remove_outcomes(folder, _written_by_commands())
     if not removed and not outcomes:
         return None
