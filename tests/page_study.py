@@ -18,6 +18,8 @@ from qkscope import Moments
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.registry import registered
 from qkscope.moments.layout import capture_layout
+from qkscope.results.schema import HEADS as HEADS_TABLE
+from qkscope.results.schema import REPLICATES
 from qkscope.tables.from_moments import analyze_files
 
 WIDTH, HEADS, KEYS, GROUPS, SHORT, LONG = 16, 4, 2, 8, 128, 512
@@ -76,8 +78,8 @@ def grow(small: Path, out: Path, *, checkpoints: int = 10, layers: int = 8, head
     rows = models.merge(layer_of, how="cross")
     by_head = rows.merge(pd.DataFrame({"head": range(heads)}), how="cross")
     by_head["from_head"] = rng.integers(HEADS, size=len(by_head))
-    for file in sorted(small.glob("*.csv")):
-        table = pd.read_csv(file)
+    for file in sorted(path for path in small.iterdir() if path.suffix in (".csv", ".parquet")):
+        table = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
         if "from_model" in table.columns:
             grown = _steps(table, models)
         else:
@@ -90,8 +92,11 @@ def grow(small: Path, out: Path, *, checkpoints: int = 10, layers: int = 8, head
             grown = grown.assign(
                 **{key: value for key, value in _places(grown, layers, heads).items() if key in table.columns}
             )
-            grown = _with_noise(grown, file.name, rng)
-        write_csv(pa.Table.from_pandas(grown, preserve_index=False), out / file.name)
+            grown = _with_noise(grown, file.stem, rng)
+        if file.suffix == ".csv":
+            write_csv(pa.Table.from_pandas(grown, preserve_index=False), out / file.name)
+        else:
+            grown.to_parquet(out / file.name, index=False)
     records = {each["name"]: each for each in json.loads((small / "provenance.json").read_text())["checkpoints"]}
     described = [
         {**records[f], "name": n, "n_layers": layers, "step": i + 1}
@@ -107,16 +112,15 @@ def _places(grown: pd.DataFrame, layers: int, heads: int) -> dict[str, "pd.Serie
     return found | ({"kv_head": grown["head"] // 2} if "head" in grown.columns else {})
 
 
-def _measured(file: str) -> dict[str, tuple[float, float] | None]:
+def _measured(stem: str) -> dict[str, tuple[float, float] | None]:
     """The columns of a table that are estimates, and what they cannot exceed."""
-    stem = file.replace("qk_common", "qk").replace("qk_windows", "qk").replace("replicates", "qk")
-    tables = [table for lens in registered() for table in lens.tables if table.file == stem]
-    return {column.name: column.limits for table in tables for column in table.columns if column.error}
+    sets = [each for lens in registered() for each in lens.tables if each.table == stem.replace(REPLICATES, HEADS_TABLE)]
+    return {column.name: column.limits for each in sets for column in each.columns if column.error}
 
 
-def _with_noise(grown: pd.DataFrame, file: str, rng: np.random.Generator) -> pd.DataFrame:
+def _with_noise(grown: pd.DataFrame, stem: str, rng: np.random.Generator) -> pd.DataFrame:
     noisy = {}
-    for column, limits in _measured(file).items():
+    for column, limits in _measured(stem).items():
         for name in (column, f"{column}_se", *(f"{column}_without_{group}" for group in range(GROUPS))):
             if name in grown.columns:
                 values = grown[name].to_numpy(float) * (1 + NOISE * rng.normal(size=len(grown)))

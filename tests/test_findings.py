@@ -28,6 +28,7 @@ from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import capture_layout
 from rope_world import HALVES, capture, heads
+from written import put
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks/results/study"
@@ -370,13 +371,12 @@ def test_heads_to_edit_are_the_strongest_and_the_first_category_that_leaves_othe
     """Model b has a layer whose rotation is not known, with a head of the category; all heads of c are alike."""
     categories = ["position-dominated"] * 30 + ["Q-positional"] + ["content-focused"] * 5 + ["mixed"] * 4
     rows = [pd.DataFrame({"model": name, "layer": [0] * 33 + [1] * 7, "head": [*range(33), *range(7)],
-                          "category": categories}) for name in "ab"]  # fmt: skip
-    rows.append(pd.DataFrame({"model": "c", "layer": 0, "head": range(9), "category": "mixed"}))
-    (tmp_path / "tables").mkdir()
-    pd.concat(rows).to_csv(tmp_path / "tables/heads.csv", index=False)
-    basis = {("a", 0): 0, ("a", 1): 0, ("b", 0): 0, ("b", 1): 2, ("c", 0): 0}
-    told = [{"model": model, "layer": layer, "prediction": code} for (model, layer), code in basis.items()]
-    pd.DataFrame(told).to_csv(tmp_path / "rope.csv", index=False)
+                          "category": categories, "prediction": 0}) for name in "ab"]  # fmt: skip
+    rows.append(pd.DataFrame({"model": "c", "layer": 0, "head": range(9), "category": "mixed", "prediction": 0}))
+    heads = pd.concat(rows, ignore_index=True).assign(window=64, windows="own+common")
+    heads.loc[(heads["model"] == "b") & (heads["layer"] == 1), "prediction"] = 2
+    shorter = heads.assign(window=32, windows="doubling", category="Q-positional", prediction=None)
+    put(tmp_path, "heads", pd.concat([heads, shorter]))
     top = ["--top", "10", "--by", "r_q"]
     assert real_study.choices(tmp_path, ["a", "b", "c"]) == [
         [*top, "--checkpoint", "a", "--checkpoint", "c"],
@@ -407,3 +407,26 @@ def test_of_tables_by_kind_of_layer_the_rows_over_all_heads_are_kept(tmp_path):
     file = "tables/window_dependence.csv"
     assert study_tables.kept({"code": tmp_path}, file, ["model", "r_q"])["r_q"].tolist() == [0.5, 0.4]
     assert len(study_tables.kept({"code": tmp_path}, file, ["model", "layer_kind", "r_q"])) == len(rows)
+
+
+def test_kept_means_are_those_over_own_contexts(tmp_path):
+    (tmp_path / "tables").mkdir()
+    rows = [
+        ("a", 64, "own", "all", "r_q", 4, 0.5, 0.01),
+        ("a", 64, "own", "rotary", "r_q", 3, 0.6, 0.02),
+        ("a", 64, "own", "all", "r_k", 4, 0.25, 0.03),
+        ("a", 32, "common", "all", "r_q", 4, 0.4, 0.04),
+        ("a", 16, "doubling", "all", "r_q", 4, 0.3, 0.05),
+        ("b", 32, "own+common", "all", "r_q", 2, 0.1, 0.06),
+        ("b", 32, "own+common", "all", "r_k", 1, 0.2, None),  # of one head alone
+    ]
+    columns = ["model", "window", "windows", "layer_type", "measure", "heads", "mean", "se"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / study_tables.MEANS, index=False)
+    wanted = ["model", "layer_kind", "window", "heads", "r_q", "r_q_se", "r_k", "r_k_se"]
+    kept = study_tables.kept({"code": tmp_path}, study_tables.MEANS, wanted)
+    expected = [
+        ("code", "a", "all", 64, 4, 0.5, 0.01, 0.25, 0.03),
+        ("code", "a", "rotary", 64, 3, 0.6, 0.02, None, None),
+        ("code", "b", "all", 32, 2, 0.1, 0.06, 0.2, None),
+    ]
+    pd.testing.assert_frame_equal(kept, pd.DataFrame(expected, columns=["corpus", *wanted]))

@@ -72,9 +72,15 @@ def test_one_registration_gives_table_figure_card_and_page_section(with_norms):
     assert imread(figure / "figure.png").std() > 0
     card = (figure / "README.md").read_text()
     assert "Length of each head's mean query." in card
-    own = table[table["window"] == table["model"].map({"one": 64, "two": 256})]
-    for mean in own.groupby("model")["query_norm"].mean():
-        assert f"{mean:.2g}" in card
+    numbers = dict(re.findall(r"\| query norm \((.+?)\) \| (.+?) \|\n", card))
+    for kind, count in (("rotary", 12), ("nope", 4)):
+        heads = table[table["rotary"] == kind].groupby(["model", "window"])["query_norm"]
+        assert set(heads.count()) == {count}
+        means = heads.mean()
+        cells = numbers.pop(f"{count} {kind.replace('nope', 'NoPE')} heads").split(" | ")
+        expected = [means[each] for each in (("one", 64), ("two", 256), ("one", 64), ("two", 64))]
+        assert [float(cell.split()[0]) for cell in cells] == pytest.approx(expected, rel=0.01)
+    assert not numbers
     assert "appendix_query_norm/figure.png" in (with_norms / "figures" / "README.md").read_text()
     html = (with_norms / "report.html").read_text()
     about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', html)[1])
@@ -118,7 +124,7 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
         (Lens("position", "t", "q"), "position"),
         (Lens("new", "t", "q", summaries=(Summary("transitions", lambda at: None),)), "transitions"),
         (Lens("new", "t", "q", figures=(Figure("norms", "t", Trajectories(()), ""),)), "norms"),
-        (Lens("new", "t", "q", tables=(HeadTable("qk.csv", (), None),)), "qk.csv"),
+        (Lens("new", "t", "q", tables=(HeadTable("norms", (), None),)), "norms"),
         (Lens("new", "t", "q", own_views=(OwnView("split", None),)), "split"),
         (
             Lens("new", "t", "q", details=(Detail("kernel", HeadTable("n", (), None, across="n"), (), ()),)),
@@ -129,6 +135,26 @@ def test_a_lens_is_gone_when_its_block_ends_and_names_are_not_taken_twice():
 def test_a_name_of_another_lens_is_refused(lens, taken):
     with pytest.raises(ValueError, match=f"{taken!r} is taken by another lens"):
         register(lens)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (HeadTable("buckets", (NORM,), TABLE.rows), "'buckets' is the name of a table"),
+        (HeadTable("new", (Measure("rms_q", "d"),), TABLE.rows), "the table 'heads' has a measure 'rms_q' already"),
+        (HeadTable("new", (Measure("ap_se", "d"),), TABLE.rows), "the table 'heads' has a measure 'ap_se' already"),
+        (HeadTable("new", (NORM, NORM), TABLE.rows), "the table 'heads' has a measure 'query_norm' already"),
+    ],
+)
+def test_a_column_that_a_table_has_already_is_refused(table, problem):
+    with pytest.raises(ValueError, match=problem):
+        register(Lens("new", "t", "q", tables=(table,)))
+
+
+def test_sets_of_two_tables_may_have_measures_of_one_name():
+    by_wave = HeadTable("by_wave", (NORM,), TABLE.rows, across="wave")
+    with with_lens(LENS), with_lens(Lens("waves", "t", "q", tables=(by_wave,))) as _:
+        assert (TABLE.table, by_wave.table) == ("heads", "waves")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_page_holds_the_tables_rows(published_page):
     about, packed = embedded((published_page / "report.html").read_text(encoding="utf-8"))
     data = about["data"]
     assert data["precision"] == "float64"
-    for choice, file in (("own", "qk.csv"), ("common", "qk_common.csv")):
+    for choice, file in (("own", "qk.csv"), ("common", "components.csv")):
         table = pd.read_csv(published_page / file)
         arrays = {n: unpack(packed, data["arrays"], f"{choice}.{n}") for n in ("r_q", "r_k", "category", "window")}
         names = [c["name"] for c in about["checkpoints"]]
@@ -277,7 +277,7 @@ def test_the_page_needs_no_heavy_library():
 def test_every_card_on_the_page_is_that_of_a_figure_in_the_folder(published_folder, tmp_path, sketches):
     write_report(published_folder, out=tmp_path)
     about, _ = embedded((tmp_path / "report.html").read_text(encoding="utf-8"))
-    cards = [f"{card['figure']}{'_common' if card['common'] else ''}" for card in about["cards"]]
+    cards = [card["figure"] for card in about["cards"]]
     drawn = [
         place.name.split("_", 1)[1] for place in (tmp_path / "figures").iterdir() if (place / "figure.png").exists()
     ]

@@ -23,7 +23,7 @@ WINDOWS = {"a": 8, "b": 32}
 
 
 def profile_rows(window_of, buckets=4, seed=0):
-    """Rows of profile.csv for every head of GRID."""
+    """Rows of the set `profile` for every head of GRID."""
     rng = np.random.default_rng(seed)
     found = []
     for model in GRID.names:
@@ -99,7 +99,7 @@ def test_the_precision_follows_the_size_of_the_values():
 def test_details_are_what_the_tables_say():
     own, common = profile_rows(WINDOWS), profile_rows({"a": 8, "b": 8}, seed=1)
     pack = Pack()
-    known = add_details(pack, GRID, {"profile.csv": {"own": own, "common": common}})
+    known = add_details(pack, GRID, {"profile": {"own": own, "common": common}})
     assert known["checkpoints"] == [0, 1]
     assert known["tables"]["profile"]["own"] == [0, 1]
     assert known["tables"]["profile"]["common"] == [1]  # the own context of the other is the common window
@@ -121,7 +121,7 @@ def test_a_large_study_keeps_the_details_of_as_many_checkpoints_as_there_is_room
     assert kept_checkpoints(10, 100, 50) == [9]  # the last one always
     assert kept_checkpoints(1, 0, 0) == [0]
     pack = Pack()
-    known = add_details(pack, GRID, {"profile.csv": {"own": profile_rows(WINDOWS)}}, room=60)
+    known = add_details(pack, GRID, {"profile": {"own": profile_rows(WINDOWS)}}, room=60)
     assert known["checkpoints"] == [1]
     assert unpack(pack.text(), pack.index, "profile.own.q_pc0").shape == (1, 3, 4)
 
@@ -132,7 +132,7 @@ def test_without_tables_there_are_no_details():
     assert pack.index == {}
 
 
-TIDE = HeadTable("tide.csv", (Measure("height", "How high it stands."), Measure("hour", "When.", error=None)), None)
+TIDE = HeadTable("tide", (Measure("height", "How high it stands."), Measure("hour", "When.", error=None)), None)
 
 
 def test_a_lens_shows_details_by_declaring_them():
@@ -144,7 +144,7 @@ def test_a_lens_shows_details_by_declaring_them():
     )
     pack = Pack()
     with with_lens(Lens("tide", "Tide", "How high?", tables=(table,), details=(detail,))):
-        known = add_details(pack, GRID, {"tide.csv": {"own": rows}})
+        known = add_details(pack, GRID, {"tide": {"own": rows}})
     assert known["tables"] == {"tide": {"shared": ["hour"], "columns": ["height"], "own": [0, 1]}}
     assert unpack(pack.text(), pack.index, "tide.own.hour").tolist() == [[10, 11, 12]] * 2
     heights = unpack(pack.text(), pack.index, "tide.own.height")
@@ -233,9 +233,9 @@ def test_a_detail_of_some_checkpoints_is_of_those():
 
 
 def test_a_detail_that_its_table_does_not_have_is_refused():
-    with pytest.raises(ValueError, match=r"tide\.csv has no hight"):
+    with pytest.raises(ValueError, match="tide has no hight"):
         Detail("tide", replace(TIDE, across="wave"), ("hour",), ("hight",))
-    with pytest.raises(ValueError, match=r"tide\.csv has one row per head"):
+    with pytest.raises(ValueError, match="tide has one row per head"):
         Detail("tide", TIDE, ("hour",), ("height",))
 
 

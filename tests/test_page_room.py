@@ -14,7 +14,7 @@ from qkscope.page.paired import add_changes
 from qkscope.report.write import write_report
 from test_page_browser import made_up, set_slider, unfold, write_study
 
-TILT = HeadTable("tilt.csv", (Measure("tilt", "How far the score leans.", limits=(-1.0, 1.0)),), None)
+TILT = HeadTable("tilt", (Measure("tilt", "How far the score leans.", limits=(-1.0, 1.0)),), None)
 LENS = Lens(
     "tilt", "Tilted scores", "Which way do scores lean?", tables=(TILT,),
     views=(View("curve", "Tilt by checkpoint", ("tilt",)), View("heatmap", "Tilt of every head", ("tilt",))),
@@ -31,7 +31,7 @@ def tilts():
 
 
 def test_columns_of_lenses_are_kept_for_as_many_checkpoints_as_there_is_room_for():
-    tables = {"tilt.csv": {"own": tilts()}}
+    tables = {"tilt": {"own": tilts()}}
     assert kept_columns(GRID, [LENS], tables, large=True) == [0, 1, 2, 3, 4]
     each = 4 * (2 + 1)  # bytes: heads times a half float and an error of one byte
     kept = kept_columns(GRID, [LENS], tables, large=True, room=3 * each)
