@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 import yaml
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
-from qkscope.lenses.head_rows import heads_at
 
 from qkscope._version import __version__
 from qkscope.ablate.choice import HeadChoice
@@ -121,7 +120,7 @@ def groups_lines(at: WindowView) -> list[str]:
 
 def heads_lines(at: WindowView) -> list[str]:
     """Which measure goes with what a head's edit costs."""
-    heads, course = heads_at(at), at.table(COURSE_FILE).set_index("edit")
+    heads, course = at.heads, at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
     lines = [
         f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['kernel'].documents} documents of "

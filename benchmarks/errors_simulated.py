@@ -108,9 +108,9 @@ def numbers(found: dict[str, pd.DataFrame]) -> dict[str, Number]:
         made |= {f"{EACH}{words} {head}": (z[0][head], z[1][head]) for head in range(HEADS)}
     strong = heads.iloc[STRONG]
     made["explained variance"] = (strong["explained_variance"], strong["explained_variance_se"])
-    apart = found[measures.FILE].query(f"model == '{BEFORE}' and window == {CONTEXT}")
+    whole = found[measures.TABLE.table].query(f"model == '{BEFORE}' and window == {CONTEXT}")
     for measure, (name, head) in product(MEASURES, CHOSEN.items()):
-        one = apart.iloc[head]
+        one = whole.iloc[head]
         made[f"{measure} of queries, {name}"] = (one[f"{measure}_q"], one[f"{measure}_q_se"])
     made |= {words: (panel.mean(name, BEFORE), panel.error(name, BEFORE)) for words, name in MEANS.items()}
     made |= _changes(panel, heads, replicates)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from qkscope import Moments, capture_moments
 from qkscope._version import __version__
@@ -29,6 +30,7 @@ from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.schema import LAYER_MEANS
 from qkscope.stats.jackknife import jackknife_error
+from qkscope.stats.means import HEADS_OF, TOKENS, WITHOUT
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/lenses/rope.md"
@@ -276,16 +278,27 @@ def compared(moments: Moments, window: int, skip: int) -> dict[str, float]:
     return values
 
 
-def mean_error(means: pd.DataFrame, column: str, file: str = TABLE.file) -> float:
+def mean_error(means: pd.DataFrame, measure: str) -> float:
     """The standard error over documents of a mean over heads, from the means of layers without each group."""
-    rows = means[(means["table"] == Path(file).stem) & (means["column"] == column)]
-    tokens = means[means["column"] == "tokens"].iloc[0]
-    groups = [name for name in means.columns if name.startswith("without_") and np.isfinite(tokens[name])]
-    rows = rows[rows["heads"] > 0]  # layers without a prediction have no mean
+    rows = means_of_layers(means, measure)
     weights = rows["heads"].to_numpy(dtype=float)
     whole = float(weights @ rows["mean"].to_numpy(dtype=float) / weights.sum())
+    return float(jackknife_error(whole, *mean_without(rows, means)))
+
+
+def means_of_layers(means: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """A measure's means over all heads of each layer; layers without a prediction have none."""
+    rows = means[(means["measure"] == measure) & (means["heads_of"] == HEADS_OF[None])]
+    return rows[rows["heads"] > 0]
+
+
+def mean_without(rows: pd.DataFrame, means: pd.DataFrame) -> tuple[NDArray[np.float64], list[float]]:
+    """The mean over the heads of some layers without each group of documents, and how large these groups are."""
+    tokens = means[means["measure"] == TOKENS].iloc[0]
+    groups = [name for name in means.columns if name.startswith(WITHOUT) and np.isfinite(tokens[name])]
+    weights = rows["heads"].to_numpy(dtype=float)
     without = weights @ rows[groups].to_numpy(dtype=float) / weights.sum()
-    return float(jackknife_error(whole, without, [tokens["mean"] - tokens[name] for name in groups]))
+    return without, [float(tokens["mean"] - tokens[name]) for name in groups]
 
 
 COLUMNS = (

@@ -8,19 +8,18 @@ docs/lenses/rotation.md. The same weights at every window, so that whatever fall
 import argparse
 import math
 import re
-from pathlib import Path
 
 import pandas as pd
-from rope_alone import CASES, ROOT, Case, fetch, mean_error, moments_of
+from rope_alone import CASES, ROOT, Case, fetch, mean_error, means_of_layers, moments_of
 
-from qkscope.lenses.rotation.table import FILE, TABLE
+from qkscope.lenses.rotation.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import LAYER_MEANS
 
 PAGE = ROOT / "docs/lenses/rotation.md"
 MODELS = ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b")
-UNITS = {  # column of layer_means.csv: what the table calls it
+UNITS = {  # measure: what the table calls it
     "alpha_k_per_1000": "slope of keys per 1,000 tokens",
     "alpha_k_window_abs": "slope × window",
     "mu_q_a": "mean query along a",
@@ -43,21 +42,21 @@ def rows_of(case: Case, moments: Moments) -> tuple[list[str], list[str]]:
     units, missed = [], []
     for window in case.windows:
         found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=case.name)
-        heads, means = found[FILE], found[LAYER_MEANS]
+        heads, means = found[TABLE.table], found[LAYER_MEANS]
         who = [case.title, f"{window:,}"]
-        units.append(line([*who, *(cell(means, column) for column in UNITS)]))
+        units.append(line([*who, *(cell(means, measure) for measure in UNITS)]))
         negative, total = (heads["drift_cos"] < 0).mean(), heads["bias_total"].mean()
         along = f"{100 * heads['bias_strength'].mean() / total:.0f} %" if total > 0 else "–"
         checks = [f"{100 * negative:.0f} %", along, f"{heads['b_offset_cos'].median():.3f}"]
-        missed.append(line([*who, *(cell(means, column) for column in MISSED), *checks]))
+        missed.append(line([*who, *(cell(means, measure) for measure in MISSED), *checks]))
         print(units[-1], missed[-1], sep="\n", flush=True)
     return units, missed
 
 
-def cell(means: pd.DataFrame, column: str) -> str:
+def cell(means: pd.DataFrame, measure: str) -> str:
     """A mean over heads with its error over documents, to the error's first two digits."""
-    of = means[(means["table"] == Path(FILE).stem) & (means["column"] == column)]
-    mean, error = float((of["mean"] * of["heads"]).sum() / of["heads"].sum()), mean_error(means, column, TABLE.file)
+    of = means_of_layers(means, measure)
+    mean, error = float((of["mean"] * of["heads"]).sum() / of["heads"].sum()), mean_error(means, measure)
     if not error > 0:
         return f"{mean:.3g} (no error)".replace("-", "−")
     digits = max(0, 1 - math.floor(math.log10(error)))

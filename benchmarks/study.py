@@ -34,6 +34,7 @@ import study_texts
 import yaml
 
 from qkscope.lenses.rope.at_rest import Basis
+from qkscope.results.schema import HEADS_CSV, HEADS_PARQUET
 from qkscope.text import counted
 
 ROOT = Path(__file__).parent.parent
@@ -242,12 +243,12 @@ def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
     Models of one choice are edited by one command: each reads all models first, which takes its time. Layers whose
     rotation could not be measured have no kernel to take away, and are left out.
     """
-    heads = pd.read_csv(folder / "tables/heads.csv")
+    heads = over_own_contexts(folder)
     top: list[list[str]] = [[]]
     categories: dict[str, list[str]] = {}
     for name in names:
         mine = heads[heads["model"] == name]
-        editable = mine[~mine["layer"].isin(unmeasured_layers(folder, name))]
+        editable = mine[~mine["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))]
         counts = mine["category"].value_counts()
         whole = {each for each in CATEGORIES if (editable["category"] == each).sum() == counts.get(each, 0)}
         fitting = [each for each in CATEGORIES if each in whole and 2 <= counts.get(each, 0) <= len(mine) / 2]
@@ -262,11 +263,12 @@ def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
     return [[*strongest, *each] for each in top if each] + [["--heads", c, *of] for c, of in categories.items()]
 
 
-def unmeasured_layers(folder: Path, name: str) -> set[int]:
-    """Layers of which nothing is known before rotation."""
-    rows = pd.read_csv(folder / "rope.csv", usecols=["model", "layer", "prediction"])
-    unknown = rows["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))
-    return set(rows.loc[(rows["model"] == name) & unknown, "layer"])
+def over_own_contexts(folder: Path) -> pd.DataFrame:
+    """Each model's heads over its own context."""
+    columns = ["model", "windows", "layer", "head", "category", "prediction"]
+    path = folder / HEADS_PARQUET
+    heads = pd.read_parquet(path, columns=columns) if path.exists() else pd.read_csv(folder / HEADS_CSV)[columns]
+    return heads[heads["windows"].str.startswith("own")]
 
 
 def command(study: Path, *arguments: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import rope_alone
 from numpy.typing import NDArray
 
 from qkscope import Moments
@@ -128,14 +129,15 @@ def kept(folders: Mapping[str, Path], file: str, columns: Sequence[str]) -> pd.D
 
 
 def wide_means(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """A row per model and kind of layer with the means and standard errors of these columns' measures."""
+    """A row per model and kind of layer, over its own context, with means and standard errors of these columns."""
     table = pd.read_csv(folder / MEANS).rename(columns={"layer_type": "layer_kind"})
+    table = table[table["windows"].str.startswith("own")]
     places = ["model", "layer_kind", "window"]
     measures = [name for name in columns if name in set(table["measure"])]
     parts = {name: table[table["measure"] == name].set_index(places) for name in measures}
     wide = pd.DataFrame({f"{name}{end}": part[column] for name, part in parts.items()
                          for column, end in (("mean", ""), ("se", "_se"))})  # fmt: skip
-    wide["heads"] = pd.concat([part["n"] for part in parts.values()], axis=1).max(axis=1).astype(int)
+    wide["heads"] = pd.concat([part["heads"] for part in parts.values()], axis=1).max(axis=1).astype(int)
     order = {place: number for number, place in enumerate(map(tuple, table[places].drop_duplicates().to_numpy()))}
     wide = wide.loc[sorted(wide.index, key=lambda place: order[place])].reset_index()
     if "late_wins" in columns:
@@ -146,7 +148,7 @@ def wide_means(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
 def wins(folder: Path) -> pd.DataFrame:
     """In how many heads of each model and kind of layer late keys win, and early ones, significantly."""
     own = build_tables(load_results(folder)).own
-    rows = own.with_kind(own.table("score.csv"))
+    rows = own.heads
     rows = (
         pd.concat([rows.assign(layer_kind="all"), rows]) if len(own.layer_types) > 1 else rows.assign(layer_kind="all")
     )
@@ -242,7 +244,7 @@ def rope_windows(folder: Path) -> Path:
     if kept.exists() and all(path.stat().st_mtime < kept.stat().st_mtime for path in moments_files):
         return kept
     rows = []
-    replicates = pd.read_csv(folder / REPLICATES)
+    replicates = pd.read_parquet(folder / f"{REPLICATES}.parquet")
     for path in moments_files:
         moments = Moments.load(path)
         documents = int(moments.provenance.get("documents") or 0)
@@ -288,7 +290,8 @@ def numbers(rows: pd.DataFrame, replicates: pd.DataFrame, means: pd.DataFrame) -
         predicted, excess = (rows[f"{name}_{part}"].to_numpy(dtype=float) for part in ("rope", "excess"))
         measured[name] = predicted + excess
         drawn = np.array([draw[name].mean() for draw in draws])
-        replicated = without(means, f"{name}_rope", layers)
+        of_layers = rope_alone.means_of_layers(means, f"{name}_rope")
+        replicated = rope_alone.mean_without(of_layers[of_layers["layer"].isin(layers)], means)
         paired = len(drawn) == len(replicated[0]) > 0
         apart = drawn - scaled_replicates(predicted.mean(), *replicated) if paired else drawn[:0]
         for column, mean, error in (
@@ -306,14 +309,3 @@ def numbers(rows: pd.DataFrame, replicates: pd.DataFrame, means: pd.DataFrame) -
 def spread(draws: NDArray[np.float64]) -> float:
     """The error of a number from how far its draws lie apart."""
     return float(draws.std()) if len(draws) >= FEWEST_GROUPS else np.nan
-
-
-def without(means: pd.DataFrame, column: str, layers: Sequence[int]) -> tuple[NDArray[np.float64], list[float]]:
-    """A mean over the heads of some layers without each group of documents, and how large these groups are."""
-    rows = means[(means["table"] == Path(TABLE.file).stem) & (means["column"] == column) & means["layer"].isin(layers)]
-    tokens = means[means["column"] == "tokens"].iloc[0]
-    groups = [name for name in means.columns if name.startswith("without_") and np.isfinite(tokens[name])]
-    rows = rows[rows["heads"] > 0]
-    weights = rows["heads"].to_numpy(dtype=float)
-    found = weights @ rows[groups].to_numpy(dtype=float) / weights.sum()
-    return np.asarray(found), [float(tokens["mean"] - tokens[name]) for name in groups]
