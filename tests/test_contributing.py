@@ -57,7 +57,8 @@ def test_the_lens_of_the_page_gets_its_table_figure_card_and_section(written):
         write_report(out, figures=False)
         figure = write_card_and_figure(out, lens.name)  # alone: all figures take seconds
 
-    table = pd.read_csv(out / "mean_query.csv")
+    table = pd.read_csv(out / "heads.csv").dropna(subset="mean_query_norm")
+    assert "mean_query_norm_se" in table.columns  # empty: three documents are too few for errors
     windows = {"step-1": {32}, "step-2": {32, 64}}  # own and common
     assert {name: set(rows["window"]) for name, rows in table.groupby("model")} == windows
     assert len(table) == 3 * 2 * 4  # windows, layers, heads
@@ -69,11 +70,13 @@ def test_the_lens_of_the_page_gets_its_table_figure_card_and_section(written):
 
     own = table[table["window"] == table["model"].map({"step-1": 32, "step-2": 64})]
     means = own.groupby("model")["mean_query_norm"].mean()
+    written = pd.read_csv(out / "tables" / "means.csv").query("measure == 'mean_query_norm' and window > 32")
+    assert dict(zip(written["model"], written["mean"], strict=True)) == pytest.approx({"step-2": means["step-2"]})
     assert (figure / "figure.png").stat().st_size > 1000
     card = (figure / "README.md").read_text(encoding="utf-8")
     assert "Length of each head's mean query." in card
     for name, mean in means.items():
-        assert f"{mean:.2g}" in card, name
+        assert f"{mean:.3g}" in card, name
     page = (out / "report.html").read_text(encoding="utf-8")
     about = json.loads(re.search(r'<script type="application/json" id="about">(.*?)</script>', page)[1])
     (section,) = [each for each in unsqueeze(about["long"])["lenses"] if each["name"] == lens.name]

@@ -84,9 +84,13 @@ class ResultsFolder:
 
     @property
     def windows(self) -> pd.DataFrame | None:
-        """Component 0 of every head at every window; None where `heads` does not have that, and the layers' facts."""
+        """Component 0 of every head at every window; None where the table `heads` does not have it."""
         rows = self.table(HEADS)
-        return rows if rows is not None and {*_NUMBERS, *_OF_LAYER} <= set(rows.columns) else None
+        if rows is None or not set(_NUMBERS) <= set(rows.columns):
+            return None
+        if not set(_OF_LAYER) <= set(rows.columns):  # a table from elsewhere
+            rows = self._read[HEADS] = _with_layer_columns(rows, stored_table(self.folder, HEADS) or self.folder)
+        return rows
 
     @property
     def writable_folder(self) -> Path:
