@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.position import OWN
-from qkscope.lenses.rows import file_columns
+from qkscope.lenses.rows import table_columns
 from qkscope.run.events import Events
 from qkscope.validation import scan
 from qkscope.validation.kept import kept_layer
@@ -97,7 +97,7 @@ def assert_reference(table, made, group=2, components=5):
 def test_the_table_is_the_reference_method_on_the_raw_vectors(tmp_path, form):
     made = dataset(tmp_path, form=form)
     table = table_at(tmp_path)
-    assert tuple(table.columns) == file_columns(OWN)
+    assert tuple(table.columns) == table_columns([OWN])
     assert len(table) == 2 * 4 * 5
     assert_reference(table, made)
     assert set(table["model"]) == {"m"}
@@ -526,6 +526,19 @@ def test_hub_errors_say_the_way_out(monkeypatch, kind, message):
 def test_a_name_that_is_no_hub_name():
     with pytest.raises(VectorsError, match="cannot be downloaded: "):
         download_vectors("../../etc/passwd")
+
+
+def test_other_tables_of_an_earlier_analysis_are_removed(tmp_path):
+    """Else a report would combine their measures with these components."""
+    dataset(tmp_path / "vectors", layers=1)
+    out = tmp_path / "results"
+    out.mkdir()
+    for name in ("heads.csv", "buckets.parquet", "notes.csv"):
+        (out / name).write_text("model\nm\n")
+    analyze_vectors([f"m={tmp_path / 'vectors'}"], out, Events(), "test")
+    assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) == [
+        "notes.csv", "provenance.json", "qk.csv",
+    ]  # fmt: skip
 
 
 def test_undefined_correlations_are_warned_about_for_present_heads_only(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from known_errors import moved, write_known
 from published_table import window_heads
 from qkscope.layers import LayerFacts
-from qkscope.lenses.position import LEADING, OWN, REPLICATES
+from qkscope.lenses.position import LEADING, OWN
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, window_dependence
@@ -64,8 +64,8 @@ def measured(tmp_path_factory):
     moments = Moments(capture_layout(CONTEXT, buckets=8, groups=GROUPS, common=16), [FACTS])
     moments.add(0, q, k, groups=[int(group) for group in GROUP_OF])
     settings = RowSettings(common=16, skip=0, components=2)
-    for file, table in checkpoint_rows(moments, [OWN, LEADING, REPLICATES], settings, model="m").items():
-        table.to_csv(folder / file, index=False)
+    for name, table in checkpoint_rows(moments, [OWN, LEADING], settings, model="m").items():
+        put(folder, name, table)
     (folder / "provenance.json").write_text(json.dumps({"checkpoints": [{"name": "m", "label": "m"}]}))
     return build_tables(load_results(folder)).own.table("window_dependence").set_index("window")
 
@@ -182,10 +182,10 @@ def test_the_page_draws_short_windows_with_their_errors_only(visit, tmp_path):
 def test_a_head_of_unsure_sign_is_not_discordant_on_the_page(visit, tmp_path):
     """As in the tables: of four heads one has an r_k of -0.5, and its r_q is within two errors of 0."""
     write_known(tmp_path, windows=True)
-    for file in ("qk.csv", "qk_windows.csv"):
-        table = pd.read_csv(tmp_path / file)
+    for name in ("qk", "heads"):
+        table = table_of(tmp_path, name)
         table.loc[(table["layer"] == 0) & (table["head"] == 1), "sign_sure"] = 0.0
-        table.to_csv(tmp_path / file, index=False)
+        put(tmp_path, name, table)
     write_report(tmp_path, figures=False)
     own = build_tables(load_results(tmp_path)).own
     assert [own.panel.mean("discordant", name) for name in own.names] == [0.0, 0.0]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from qkscope.errors import InputError, first_line, located
 from qkscope.kinds import StudyKind
-from qkscope.lenses.position import OWN
+from qkscope.lenses.position import OWN, warn_undefined
 from qkscope.lenses.rows import finished, layer_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.results.csv_files import csv_text, write_csv
@@ -18,6 +18,8 @@ from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.remove import remove_head_table
+from qkscope.results.schema import FILES
 from qkscope.study.rows import COMPONENTS
 from qkscope.study.values import file_safe
 from qkscope.tables.from_moments import Listener
@@ -146,7 +148,9 @@ def table_from_vectors(
     for facts, moments in vectors.layer_moments():
         sums = layer_sums(moments, facts.layer, sorted(vectors.pairs[facts.layer]), window, components)
         layers.append(layer_rows([OWN], sums, vectors.n_layers, window or vectors.layout.context))
-    return finished([OWN], layers, model, lambda tokens: "own")
+    table = finished([OWN], layers, model, lambda tokens: "own")
+    warn_undefined(table, model)
+    return table
 
 
 def _note_log_uniform(name: str, folder: Path, events: Listener) -> None:
@@ -180,6 +184,8 @@ def _write(table: pd.DataFrame, record: Provenance, out: Path, events: Listener)
     removed = remove_outdated(out, record, same_tables=same)
     if removed is not None:
         events.noted(removed)
+    for file in {*FILES} - {path.name}:  # of moments that were analyzed here before
+        remove_head_table(out, file)
     write_csv(table, path)
     events.wrote(str(path))
     events.wrote(str(write_provenance(out, record)))
