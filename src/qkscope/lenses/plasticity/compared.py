@@ -42,7 +42,7 @@ def mean_profile(rows: pd.DataFrame) -> pd.DataFrame:
 
     Errors of heads that share documents do not average out: a mean's error is at most their mean.
     """
-    groups = rows.groupby("bucket")
+    groups = rows.groupby("part")
     columns = {"position": groups["position"].first(), "ap": groups["ap"].mean(), "ap_std": groups["ap"].std()}
     columns["ap_se"] = groups["ap_se"].mean() if "ap_se" in rows.columns else groups["ap"].mean() * np.nan
     return pd.DataFrame(columns).dropna(subset="ap").reset_index()
