@@ -21,6 +21,7 @@ from qkscope.page.pack import unsqueeze
 from qkscope.report import figures
 from qkscope.report.catalogue import catalogue, folder_name
 from qkscope.report.write import write_report
+from qkscope.results.schema import FACT_COLUMNS
 
 NORM = Measure("query_norm", "Euclidean length of the head's mean query.", "score units", (0.0, np.inf))
 TABLE = HeadTable("query_norms", (NORM,), lambda sums: {"query_norm": np.linalg.norm(sums.q.mean_x, axis=1)})
@@ -60,6 +61,14 @@ def test_what_tests_share_has_the_tables_of_their_lenses_and_of_nobody_elses(fin
     with with_lens(LENS):
         assert "query_norm" in pd.read_csv(finished() / "heads.csv").columns
     assert "query_norm" not in pd.read_csv(finished() / "heads.csv").columns
+
+
+def test_every_column_of_heads_is_described(finished):
+    described = json.loads((finished() / "tables.json").read_text())["tables"]["heads"]
+    columns = set(pd.read_csv(finished() / "heads.csv").columns) - {"category", *described["rows"], *FACT_COLUMNS}
+    measures = columns - {"windows", "depth", "kv_head"} - {f"{name}_se" for name in described["measures"]}
+    assert measures == set(described["measures"])
+    assert all(each["definition"] for each in described["measures"].values())
 
 
 @pytest.mark.slow

@@ -210,12 +210,15 @@ def test_the_test_of_old_words_would_notice():
 def columns_block() -> str:
     """Every column of every lens with its definition, lens by lens; sets of equal columns together."""
     places = defaultdict(list)
-    lines, of_lenses = [], registered()
-    of_heads = [(lens, table, home(table)) for lens in of_lenses for table in lens.tables]
-    of_study = [(lens, table, table.file) for lens in of_lenses for each in lens.of_study for table in each.tables]
-    for lens, table, file in (*of_heads, *of_study):
-        places[table.columns, lens.title].append(f"`{file}`")
-    for (columns, title), files in places.items():
+    for lens in registered():
+        for table in lens.tables:
+            places[lens.title, (*table.columns, *table.judged)].append(f"`{home(table)}`")
+        if lens.derived:
+            places[f"{lens.title}, derived", lens.derived].append("`heads.csv`")
+        for table in (table for each in lens.of_study for table in each.tables):
+            places[lens.title, table.columns].append(f"`{table.file}`")
+    lines = []
+    for (title, columns), files in places.items():
         lines += ["", f"{title}, in {', '.join(files)}:", "", "| column | unit | definition |", "|---|---|---|"]
         lines += [f"| `{column.name}` | {column.unit} | {column.definition} |" for column in columns]
     return "\n".join(lines) + "\n\n"

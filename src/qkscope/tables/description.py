@@ -12,8 +12,9 @@ from typing import Any
 
 from qkscope.files import write_text
 from qkscope.lenses.base import HeadTable, Measure
+from qkscope.lenses.registry import registered
 from qkscope.results.folder import TABLES_JSON, results_file, stored_table
-from qkscope.results.schema import COMPONENTS_TABLE
+from qkscope.results.schema import COMPONENTS_TABLE, HEADS
 from qkscope.study.rows import RowSettings
 
 LAYOUT = 3  # of the tables of a results folder; 0.2 had a file per lens
@@ -32,6 +33,8 @@ def _table(folder: Path, sets: Sequence[HeadTable], settings: RowSettings) -> di
     name, path = sets[0].table, stored_table(folder, sets[0].table)
     there = {"file": path.name} if path is not None else {"absent": _reason(name, sets, settings)}
     measures = {column.name: _measure(each, column) for each in sets for column in (*each.columns, *each.judged)}
+    if name == HEADS:  # what follows from component 0 of each head
+        measures |= {each.name: _definition(lens.name, each) for lens in registered() for each in lens.derived}
     return {**there, "rows": list(sets[0].key), "measures": measures}
 
 
@@ -44,8 +47,7 @@ def _reason(name: str, sets: Sequence[HeadTable], settings: RowSettings) -> str:
 
 
 def _measure(measures: HeadTable, column: Measure) -> dict[str, Any]:
-    about: dict[str, Any] = {"set": measures.name, "definition": column.definition}
-    about |= {"unit": column.unit} if column.unit else {}
+    about = _definition(measures.name, column)
     about |= {"estimator": measures.estimator} if measures.estimator else {}
     if column.error is None or column not in measures.columns:
         return about
@@ -53,3 +55,7 @@ def _measure(measures: HeadTable, column: Measure) -> dict[str, Any]:
         return about | {"errors": "jackknife over document groups, covariances of buckets by first order"}
     fixed = f", {measures.holds_fixed} fixed" if measures.holds_fixed else ""
     return about | {"errors": f"jackknife over document groups{fixed}"}
+
+
+def _definition(of: str, column: Measure) -> dict[str, Any]:
+    return {"set": of, "definition": column.definition, **({"unit": column.unit} if column.unit else {})}
