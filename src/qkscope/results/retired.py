@@ -40,7 +40,9 @@ def refuse_earlier_tables(folder: Path, source: Path) -> None:
     there = [name for name in EARLIER_TABLES if head_table_path(folder, name).is_file()]
     if not there:
         return
-    problem = f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
+    problem = (
+        f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
+    )
     moments = moments_folder(folder)
     if any(entry.name.endswith(MOMENTS_SUFFIX) for entry in entries(moments)):
         raise TableError(f"{problem}; `qkscope analyze {source}` writes them again from its moments")
