@@ -59,7 +59,7 @@ DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
 def add_ablate(commands: Any) -> None:
     """The command and its options."""
-    summary = "take position away from heads and measure what the model loses"
+    summary = "remove positional information from heads and measure the loss"
     parser = add_command(commands, "ablate", "qkscope.cli.ablate:ablate", summary, ABOUT, EXAMPLES)
     add_study(parser)
     parser.add_argument(

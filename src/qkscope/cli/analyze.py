@@ -31,7 +31,7 @@ examples:
 
 def add_analyze(commands: Any) -> None:
     """The command and its options."""
-    summary = "make the tables from moments, without a model"
+    summary = "write the tables from moments, without a model"
     parser = add_command(commands, "analyze", "qkscope.cli.analyze:analyze", summary, ABOUT, EXAMPLES)
     parser.add_argument("inputs", metavar="RESULTS|FILE", nargs="*", help="a results folder, or moments files")
     parser.add_argument("--out", metavar="DIR", help="where to write the tables (default: the results folder)")

@@ -15,10 +15,10 @@ from qkscope.cli.options import add_capture_options, add_shard_options, add_stud
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
 
-A study file names checkpoints and documents. qkscope runs each checkpoint over the documents, sums
-second moments of every head's queries and keys while the model runs, and writes tables that say how
-closely each head's queries (r_q) and keys (r_k) follow the position of the token. From the tables it
-draws figures, writes cards that say what they show, and makes an interactive page.
+A study file lists checkpoints and documents. qkscope runs each checkpoint over the documents, sums
+second moments of every head's queries and keys while the model runs, and writes tables: how closely
+each head's queries (r_q) and keys (r_k) track token position. From the tables come a summary, figures
+with cards, and an interactive page.
 """
 
 GROUPS = {
@@ -89,7 +89,7 @@ def _add_run(commands: Any) -> None:
         commands,
         "run",
         "run",
-        "capture every checkpoint of a study and write its tables",
+        "measure every checkpoint of a study and write its tables",
         "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens)\n"
         "and provenance.json. If it is stopped or killed, run it again to continue: finished work is not repeated.\n"
         "Tables are byte-identical with any engine and any number of workers.",
@@ -106,7 +106,7 @@ def _add_status(commands: Any) -> None:
         commands,
         "status",
         "status",
-        "how far along a run is: shards done, running and left, and the time left",
+        "show the progress of a run: shards done, running, and left, and the time left",
         "Show how far along a run is, from its results folder alone: while it runs, after it was killed, and for\n"
         "shards that run elsewhere on a shared disk.",
         "example:\n  qkscope status results/smollm3",
@@ -163,10 +163,10 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         "report",
-        "draw the figures of a results folder, write their cards, make the interactive page",
-        "Draw every figure for which there are tables into RESULTS/figures/<nn>_<name>/: figure.png, figure.svg and a\n"
-        "card (README.md) whose every number and claim is computed. The tables behind them go to RESULTS/tables/.\n"
-        "RESULTS/report.html is the interactive page: a single file that opens in a browser and needs no network.",
+        "summarize results: findings, figures with cards, claims, and an interactive page",
+        "Print the summary, and write RESULTS/report.html (the interactive page: one file, no network), RESULTS/figures/\n"
+        "(each figure as PNG and SVG with a card, README.md), RESULTS/claims.md, and the tables of means and changes\n"
+        "behind them (RESULTS/tables/).",
         "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
@@ -192,7 +192,7 @@ def _add_compare(commands: Any) -> None:
         commands,
         "compare",
         "compare",
-        "whether results reproduce published numbers, or another results folder",
+        "check whether results reproduce published numbers or another results folder",
         "Compare a results folder, number by number, with published values that ship with qkscope, or with another\n"
         "results folder (then head by head). Writes a table, a figure and a card into RESULTS/comparison/.\n"
         "Exit code 0: reproduced within the stated tolerances; 1: not reproduced; 2: nothing to compare.",
@@ -237,7 +237,7 @@ def _add_inspect(commands: Any) -> None:
         commands,
         "inspect",
         "inspect",
-        "show a model's attention layers, or what a study would do and cost",
+        "show a model's attention layers, or check a study and show its cost",
         "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
         "weights. Or check a whole study, and show how many tokens and how much memory and disk it needs, before\n"
         "anything runs.",
@@ -259,7 +259,7 @@ def _add_demo(commands: Any) -> None:
         commands,
         "demo",
         "demo",
-        "see the whole thing in three minutes, without network",
+        "train ten small checkpoints and run everything on them (three minutes, no network)",
         "Train a small SmolLM3 on the source code of Python's standard library, through pretraining and two\n"
         "long-context phases; save ten checkpoints, and run an ordinary study on them. A second run reuses the\n"
         "checkpoints.",

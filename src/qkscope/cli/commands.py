@@ -18,7 +18,7 @@ from qkscope.results.folder import (
     moments_folder,
     tables_folder,
 )
-from qkscope.text import counted, short_number, visible_line
+from qkscope.text import counted, short_number, visible, visible_line
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
@@ -39,9 +39,19 @@ def run(options: argparse.Namespace) -> int:
     with progress(verbose=options.verbose) as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
     tell_left_out(folder)
-    print(f"results: {folder}/ ({counted(len(list(folder.glob('*.csv'))), 'table')})")
+    print_summary(folder)
+    print(f"results: {folder}/")
     print(f"next: qkscope report {shlex.quote(str(folder))}")
     return 0
+
+
+def print_summary(folder: Path) -> None:
+    """Headline, findings, and heads to start with."""
+    from qkscope.lenses.views import build_tables
+    from qkscope.report.summary import summarize
+    from qkscope.results.read import load_results
+
+    print(visible(str(summarize(build_tables(load_results(folder))))), end="\n\n")
 
 
 def tell_left_out(folder: Path) -> None:
@@ -183,12 +193,17 @@ def compare(options: argparse.Namespace) -> int:
 def draw_report(
     folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None, verbose: bool = False
 ) -> None:
-    """Figures, cards, tables and page of a results folder; says where they are."""
-    from qkscope.report.write import write_report
+    """Write figures, cards, tables, and page of a results folder; print the summary and where they are."""
+    from qkscope.lenses.views import build_tables
+    from qkscope.report.summary import summarize
+    from qkscope.report.write import write_report_of
+    from qkscope.results.read import load_results
 
     doing = "drawing figures" if figures else "writing the page" if page else "writing tables"
     print(f"{doing} ...", file=sys.stderr, flush=True)
-    written = write_report(folder, figures=figures, page=page, out=out)
+    tables = build_tables(load_results(folder))
+    written = write_report_of(tables, figures=figures, page=page, out=out)
+    print(visible(str(summarize(tables))), end="\n\n")
     if figures:
         _print_figures(out or folder, written, verbose)
     if page:

@@ -31,7 +31,7 @@ model has both. Numbers measured at a different window get no rank.
 def add_join(commands: Any) -> None:
     """Both commands and their options."""
     _add_among(commands)
-    summary = "whether internal measures of models correlate with benchmark scores"
+    summary = "correlate measures of models with benchmark scores"
     parser = add_command(commands, "join", "qkscope.cli.join:join", summary, ABOUT, EXAMPLES)
     parser.add_argument(
         "measures",
@@ -70,7 +70,7 @@ def join(options: argparse.Namespace) -> int:
 
 def _add_among(commands: Any) -> None:
     """The command and its options."""
-    summary = "where a model stands among thirteen published ones"
+    summary = "rank a model among thirteen published ones"
     parser = add_command(
         commands, "among", "qkscope.cli.join:among", summary, AMONG, "example:\n  qkscope among results/models"
     )

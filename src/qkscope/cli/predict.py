@@ -32,7 +32,7 @@ ROWS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position_dominated", "positi
 
 def add_predict(commands: Any) -> None:
     """The command and its options."""
-    summary = "what RoPE alone predicts for a window or base that was not run"
+    summary = "predict r and categories for a window or RoPE base that was not run"
     parser = add_command(commands, "predict", "qkscope.cli.predict:predict", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a results folder with moments/")
     parser.add_argument(

@@ -24,7 +24,11 @@ def write_report(
     Returns what was written. `out` is another folder to write to, where the results are to stay as they are. Raises
     TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
     """
-    tables = build_tables(load_results(Path(results_folder)))
+    return write_report_of(build_tables(load_results(Path(results_folder))), figures=figures, page=page, out=out)
+
+
+def write_report_of(tables: Results, *, figures: bool = True, page: bool = True, out: Path | None = None) -> list[Path]:
+    """The same of results that were read already."""
     place = out or tables.files.writable_folder
     require_writable(place)
     remove_unfinished(place)  # of reports that were killed
