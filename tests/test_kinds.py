@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from qkscope.report.lead import lead
 
 from families import tiny, tokens
 from qkscope.api import capture_moments
@@ -14,7 +15,6 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.kinds import Architecture, kind_sentence, require_kind
 from qkscope.lenses.views import build_tables
-from qkscope.report.lead import lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
 from qkscope.run.events import Events

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from qkscope.lenses.rope.cause import cause_of_change
+from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, examples, share_finding
 
 from colour_vision import VISIONS, ciede2000, lab, least_difference
 from known_errors import write_known
@@ -13,9 +15,7 @@ from published_table import invented
 from qkscope.draw.palette import BLUE, RED
 from qkscope.lenses.base import Cause, Lens
 from qkscope.lenses.registry import with_lens
-from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.views import build_tables
-from qkscope.page.answer import BADGES, Finding, Quantity, answer, compare, examples, share_finding
 from qkscope.page.palette import CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
 from qkscope.results.read import load_results
 from qkscope.stats.changes import Change

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from qkscope.report.lead import SENTENCES, lead
 
 from published_table import NASTY, invented
 from qkscope.cli.main import main
@@ -28,7 +29,6 @@ from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
 from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import page_html
-from qkscope.report.lead import SENTENCES, lead
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
 from written import table_of

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from qkscope.lenses.rope.cause import cause_of_change
+from qkscope.page.answer import answer
 
 import shared
 from qkscope.compare.heads import compare_heads
@@ -18,11 +20,9 @@ from qkscope.lenses.claims.account import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.position import judge
-from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
 from qkscope.lenses.views import build_tables
-from qkscope.page.answer import answer
 from qkscope.page.write import page_html
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results

@@ -164,9 +164,9 @@ def _add_report(commands: Any) -> None:
         "report",
         "report",
         "summarize results: findings, figures with cards, claims, and an interactive page",
-        "Print the summary, and write RESULTS/report.html (the interactive page: one file, no network), RESULTS/figures/\n"
-        "(each figure as PNG and SVG with a card, README.md), RESULTS/claims.md, and the tables of means and changes\n"
-        "behind them (RESULTS/tables/).",
+        "Print the summary, and write RESULTS/report.html (the interactive page: one file, no network),\n"
+        "RESULTS/figures/ (each figure as PNG and SVG with a card, README.md), RESULTS/claims.md, and the tables of\n"
+        "means and changes behind them (RESULTS/tables/).",
         "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
     )
     parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")

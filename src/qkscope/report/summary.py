@@ -21,6 +21,7 @@ from qkscope.lenses.ablation.table import last_measured, measured_edits, shown_e
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
+from qkscope.lenses.paired import paired_changes
 from qkscope.lenses.rope.split_table import FILE as CAUSES
 from qkscope.lenses.rope.split_table import R_Q
 from qkscope.lenses.rope.steps import causes_of, outcome_of, split_rows
@@ -29,7 +30,7 @@ from qkscope.report.cards import population
 from qkscope.results.entries import Entry
 from qkscope.stats.changes import Change
 from qkscope.stats.series import Trend
-from qkscope.stats.significance import Significance, is_significant
+from qkscope.stats.significance import SMALLEST, Significance, is_significant
 from qkscope.words.phrases import number, percent, plus_minus, share_plus_minus, shortened, shown, tokens
 from qkscope.words.trends import steepest_step, trend_phrase
 
@@ -196,9 +197,21 @@ class _Story:
         """Whether the run has checkpoints after its context length or base changed."""
         return self.is_run and 0 < len(self.pretraining) < len(self.names)
 
-    def at_equal_length(self) -> WindowView:
-        """The view in which all checkpoints have the same window."""
-        return self.own if self.common is None else self.common
+    def equal_length(self) -> WindowView | None:
+        """The view in which all checkpoints have the same window; None where there is none."""
+        if self.common is not None:
+            return self.common
+        return self.own if len({self.own.window_of(name) for name in self.names}) == 1 else None
+
+    def trajectory(self) -> tuple[WindowView, list[str]] | None:
+        """Checkpoints that can be compared as stages of learning, and at which windows.
+
+        Those of pretraining over their own context; where that is one checkpoint, all of them at equal length.
+        """
+        if len(self.pretraining) > 1:
+            return self.own, self.pretraining
+        at = self.equal_length()
+        return None if at is None else (at, [name for name in self.names if name in at.names])
 
     # --- headline -------------------------------------------------------------------------------
 
@@ -209,16 +222,20 @@ class _Story:
         if not self.is_run:
             return self._headline_apart()
         first = self._learned()
-        second = self._afterwards() if self.extended else ""
+        second = self._afterwards() if self.extended and len(self.pretraining) > 1 else ""
         text = f"{first}{second}."
         return text if len(text.split()) <= MOST_HEADLINE_WORDS else f"{first}."
 
     def _learned(self) -> str:
-        names = self.pretraining if len(self.pretraining) > 1 else self.names
-        shape = self.own.panel.series("r_q", names, self.part)
-        when = "in pretraining" if self.extended else "during training"
+        comparable = self.trajectory()
+        if comparable is None:
+            return "Checkpoints differ in context length, so what training changed is unknown"
+        at, names = comparable
+        shape = at.panel.series("r_q", names, self.part)
+        when = "in pretraining" if self.extended and len(self.pretraining) > 1 else "during training"
+        when += " at equal context length" if at.common else ""
         if shape.trend is Trend.LEVEL:
-            much = "barely encode" if self.mean(self.own, "r_q", names[-1]) < LOW else "encode"
+            much = "barely encode" if self.mean(at, "r_q", names[-1]) < LOW else "encode"
             return f"{self.subject} {much} position throughout, without a significant change"
         if shape.trend is Trend.UNDECIDED:
             return f"Whether {self.subject.lower()} learn position is unknown: standard errors are missing"
@@ -234,8 +251,8 @@ class _Story:
 
     def _afterwards(self) -> str:
         """What the long-context phases did at equal length."""
-        at, before = self.at_equal_length(), self.pretraining[-1]
-        if before not in at.names or self.end not in at.names:
+        at, before = self.equal_length(), self.pretraining[-1]
+        if at is None or before not in at.names or self.end not in at.names:
             return ""
         change = self.change(at, "r_q", before, self.end)
         base = self._cause("joint") or self._cause("base")
@@ -334,20 +351,26 @@ class _Story:
             return None
         if not self.is_run:
             return self._levels()
-        sentences = [self._course(measure, self.pretraining) for measure in ("r_q", "r_k")]
-        question = "When did they learn it?"
+        comparable = self.trajectory()
+        if comparable is None:
+            return self._levels()
+        at, names = comparable
+        sentences = [self._course(at, names, measure) for measure in ("r_q", "r_k")]
         return Answer(
-            question, " ".join(sentences), "native context length",
+            "When did they learn it?", " ".join(sentences),
+            "equal context length" if at.common else "native context length",
             f"Mean r_q and r_k of {self.who}", (*self._lines("r_q", "r_q"), *self._lines("r_k", "r_k")),
         )  # fmt: skip
 
-    def _course(self, measure: str, names: Sequence[str]) -> str:
-        names = names if len(names) > 1 else self.names
-        shape = self.own.panel.series(measure, names, self.part)
+    def _course(self, at: WindowView, names: Sequence[str], measure: str) -> str:
+        """`In pretraining, mean r_q of 48 rotary heads rises from …`; the second sentence is shorter."""
+        shape = at.panel.series(measure, names, self.part)
         labels = [self.label(name) for name in names]
-        step = steepest_step(self.own.panel, [self._entry(name) for name in names], measure, self.part, shape)
-        where = " in pretraining" if self.extended and len(self.pretraining) > 1 else ""
-        text = f"Mean {measure} of {self.who}{where} {trend_phrase(shape, labels, number)}"
+        step = steepest_step(at.panel, [self._entry(name) for name in names], measure, self.part, shape)
+        subject = f"mean {measure} of {self.who}" if measure == "r_q" else f"mean {measure}"
+        if measure == "r_q" and self.extended and len(self.pretraining) > 1:
+            subject = f"in pretraining, {subject}"
+        text = f"{subject[:1].upper()}{subject[1:]} {trend_phrase(shape, labels, number)}"
         return f"{text}{f'; steepest step {step}' if step else ''}."
 
     def _entry(self, name: str) -> Entry:
@@ -374,8 +397,8 @@ class _Story:
         """What changed at equal length after pretraining, and by which cause; None where nothing was extended."""
         if not self.extended:
             return None
-        at, before = self.at_equal_length(), self.pretraining[-1]
-        if before not in at.names or self.end not in at.names:
+        at, before = self.equal_length(), self.pretraining[-1]
+        if at is None or before not in at.names or self.end not in at.names:
             return None
         row = self._attribution()
         until = self.end if row is None else str(row["to_model"])
@@ -419,8 +442,8 @@ class _Story:
 
     def _attribution(self) -> pd.Series | None:
         """The attribution's row of that change at equal length; None where there is none."""
-        at = self.at_equal_length()
-        if not at.has(CAUSES) or not self.extended:
+        at = self.equal_length()
+        if at is None or not at.has(CAUSES) or not self.extended:
             return None
         rows = split_rows(at)
         pairs = (rows["from_model"] == self.pretraining[-1]) & (rows["quantity"] == R_Q)
@@ -474,9 +497,14 @@ class _Story:
         return tuple(picked)
 
     def _most_changed(self) -> HeadToInspect | None:
-        at, before = self.at_equal_length(), self.pretraining[-1] if self.extended else self.start
-        if not self.is_run or before not in at.names or self.end not in at.names or before == self.end:
+        at, before = self.equal_length(), self.pretraining[-1] if self.extended else self.start
+        if at is None or not self.is_run or before not in at.names or self.end not in at.names or before == self.end:
             return None
+        rows = at.replicates if self.study.same_documents else None
+        changes = None if rows is None else paired_changes(at.heads, rows, [(before, self.end)])
+        if changes is None:  # without standard errors no head can be called changed
+            return None
+        significant = changes[(changes["r_q_changed"] == 1) & (changes["r_q_change"].abs() > SMALLEST)]
         both = (
             at.of_entry(before)[["layer", "head", "r_q"]]
             .merge(
@@ -484,6 +512,7 @@ class _Story:
             )
             .dropna()
         )
+        both = both.merge(significant[["layer", "head"]], on=["layer", "head"])
         if both.empty:
             return None
         start, stop = (both[f"r_q_{end}"].to_numpy(float) for end in ("before", "after"))
