@@ -20,16 +20,18 @@ from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.provenance import CorpusRecord
+from qkscope.stats.series import Trend
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Run, TableBlock, heading, paragraph
-from qkscope.words.phrases import shortened
-from qkscope.words.trends import describe_ranking, describe_trend, number_format, value_with_error
+from qkscope.words.phrases import Format, number, shortened, shown
+from qkscope.words.trends import describe_ranking, describe_trend, number_format, trend_phrase, value_with_error
 
 MOST_TAKEAWAYS = 3
 MOST_ROWS = 6  # of the number table
 MOST_WORDS = 180  # of a card
 FRAME_WORDS = 30  # headings, file names, sources
 ROW_WORDS = 24  # a title row and one row of numbers
+UNCHANGED = (Trend.LEVEL, Trend.UNDECIDED, Trend.UNDEFINED)
 MOST_MODELS = 5  # columns of it, where entries are models or seeds
 
 
@@ -62,36 +64,61 @@ def _card(figure: Figure, tables: Results) -> list[AnyBlock]:
 
 
 def takeaways(figure: Figure, tables: Results) -> list[str]:
-    """At most three sentences: the figure's own ones first, then the trends of its measures."""
+    """At most three sentences: the figure's own ones first, then the trends of its measures.
+
+    Measures that do not change are named only where none does.
+    """
     own = list(figure.takeaways(tables)) if figure.takeaways is not None else []
-    for name in filter(tables.own.has_measure, figure.reported):
-        if len(own) >= MOST_TAKEAWAYS:
-            break
-        own.append(measure_sentence(tables, tables.own.measures[name]))
-    return own[:MOST_TAKEAWAYS]
+    names = list(filter(tables.own.has_measure, figure.reported))
+    changing = [name for name in names if _changes(tables, name)] or names[:1]
+    return [*own, *(measure_sentence(tables, tables.own.measures[name]) for name in changing)][:MOST_TAKEAWAYS]
+
+
+def _changes(tables: Results, name: str) -> bool:
+    """Whether a mean changes significantly over the run, over native contexts or at equal length."""
+    if not tables.own.study.one_run or len(tables.own.names) == 1:
+        return True
+    part = part_of(main_type(tables.own, name))
+    views = [at for at in tables.views() if at.has_measure(name)]
+    return any(at.panel_with(name).series(name, at.names, part).trend not in UNCHANGED for at in views)
 
 
 def measure_sentence(tables: Results, measure: Measure) -> str:
-    """How a measure's mean changes over a run (at equal length too, where that differs), or which model has most."""
+    """How a measure's mean changes over a run, at equal length too where that differs; or which model has most."""
     own, common = tables.own, tables.common
     kind = main_type(own, measure.name)
-    subject = f"{measure.label if measure.kind == 'indicator' else f'mean {measure.label}'}{_of(own, kind)}"
-    sentence = _sentence(own, measure, kind, subject)
-    if common is None or not own.study.one_run or not common.has_measure(measure.name):
+    share = measure.kind == "indicator"
+    subject = f"{'share of' if share else 'mean'} {measure.label}{' among' if share else ' of'} {population(own, kind)}"
+    if not own.study.one_run and len(own.names) > 1:
+        return describe_ranking(
+            own.panel_with(measure.name), own.study.checkpoints, measure.name, subject, _format(measure), own.study.noun
+        )
+    sentence = describe_trend(
+        own.panel_with(measure.name), own.study.checkpoints, measure.name, subject, _format(measure), part_of(kind)
+    )
+    if common is None or not common.has_measure(measure.name):
         return sentence
-    ways = [at.panel_with(measure.name).series(measure.name, at.names, part_of(kind)).overall for at in (own, common)]
-    return sentence if ways[0] == ways[1] else f"{sentence} {_sentence(common, measure, kind, 'at equal length it')}"
+    return f"{sentence[:-1]}{_at_equal_length(own, common, measure, kind)}."
 
 
-def _of(at: WindowView, kind: str) -> str:
-    return "" if kind == EVERY_KIND else f" of {shortened(kind)} heads"
+def _at_equal_length(own: WindowView, common: WindowView, measure: Measure, kind: str) -> str:
+    """`; at equal length, it peaks at 0.59 (C) and ends at 0.55`; nothing where the course is the same there."""
+    shapes = [at.panel_with(measure.name).series(measure.name, at.names, part_of(kind)) for at in (own, common)]
+    if shapes[0].points == shapes[1].points or shapes[1].trend in (Trend.UNDEFINED, Trend.UNDECIDED):
+        return ""
+    shape, labels = shapes[1], [shortened(own.study.labels[name]) for name in common.names]
+    if shape.turn is not None:
+        turn, end = shown(_format(measure), shape.points[shape.turn], shape.points[shape.last])
+        verb = "peaks at" if shape.trend is Trend.PEAKS else "dips to"
+        return f"; at equal length, it {verb} {turn} ({labels[shape.turn]}) and ends at {end}"
+    if shape.overall:
+        return f"; at equal length, it {'rises' if shape.overall > 0 else 'falls'} to {_format(measure)(shape.points[shape.last])}"
+    return f"; at equal length, it {trend_phrase(shape, labels, _format(measure))}"
 
 
-def _sentence(at: WindowView, measure: Measure, kind: str, subject: str) -> str:
-    panel, entries, fmt = at.panel_with(measure.name), at.study.checkpoints, number_format(measure.kind)
-    if at.study.one_run or len(entries) == 1:
-        return describe_trend(panel, entries, measure.name, subject, fmt, part_of(kind))
-    return describe_ranking(panel, entries, measure.name, subject, fmt, at.study.noun)
+def _format(measure: Measure) -> Format:
+    """Correlations have two decimals, shares of heads percent, other numbers three digits."""
+    return number if measure.limits == (-1.0, 1.0) else number_format(measure.kind)
 
 
 def main_type(at: WindowView, measure: str) -> str:

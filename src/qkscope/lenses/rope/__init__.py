@@ -5,7 +5,7 @@ from qkscope.lenses.charts import Drawing, HeadScatter
 from qkscope.lenses.rope import kernel, planes, table
 from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
-from qkscope.lenses.rope.steps import attribution
+from qkscope.lenses.rope.steps import attribution, cause_takeaways
 from qkscope.lenses.rope.waterfall import waterfall
 
 LENS = Lens(
@@ -22,7 +22,7 @@ LENS = Lens(
             caption="Measured r_q (blue) and r_k (red) of every head against the rotated-mean prediction: the r that "
             "follows from the head's average query and key (and their covariance) before rotation. Those averages are "
             "learned.",
-            measures=("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess"),
+            measures=("r_q_excess", "r_q", "r_q_rope", "r_k_excess", "r_k", "r_k_rope"),
             needs=(table.FILE,),
             number=6,
         ),
@@ -30,11 +30,11 @@ LENS = Lens(
             "causes",
             title="Causes of Change",
             chart=Drawing("qkscope.report.drawings.causes:draw_causes", ("r_q", "r_k")),
-            caption="Changes of mean r_q and r_k at equal context length, attributed to context length and RoPE "
-            "base, and "
+            caption="Changes of mean r_q and r_k at equal context length, attributed to context length, RoPE base, and "
             "weights. Unexplained: what the rotated-mean prediction leaves.",
             needs=(SPLIT_FILE,),
             number=7,
+            takeaways=cause_takeaways,
         ),
         Figure(
             "kernel",

@@ -8,13 +8,14 @@ from qkscope.lenses.categories import POSITION_DOMINATED
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.rope.split import PARTS
 from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_Q
-from qkscope.lenses.views import WindowView
+from qkscope.lenses.views import Results, WindowView
 from qkscope.results.read import Entries
 from qkscope.stats.significance import SMALLEST, Error, Significance, decide
+from qkscope.words.phrases import plus_minus
 
-WORDS = {"window": "window", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
+WORDS = {"window": "context length", "base": "RoPE base", "weights": "weights", "unexplained": "unexplained"}
 # Where the parts depend on the order of the causes, window and base are one cause.
-JOINT_WORDS = {"joint": "window and RoPE base together", "joint_weights": "weights", "unexplained": "unexplained"}
+JOINT_WORDS = {"joint": "context length and RoPE base", "joint_weights": "weights", "unexplained": "unexplained"}
 MOST_STEPS = 16  # more are too narrow to read: then those with a new window or base, and the largest
 
 CAUSES = {"window_and_base": "joint", "weights": "joint_weights", "unexplained": "unexplained"}
@@ -114,3 +115,33 @@ def order_matters(row: pd.Series) -> bool:
 def causes_of(row: pd.Series) -> dict[str, str]:
     """The columns to which a change is attributed, in words: window and base jointly where their order matters."""
     return JOINT_WORDS if order_matters(row) else WORDS
+
+
+def cause_takeaways(results: Results) -> list[str]:
+    """What changed mean r_q over the whole run at equal length, and in which step the RoPE base did most."""
+    at = results.own if results.common is None else results.common
+    table, labels = split_rows(at), at.study.labels
+    whole, steps = whole_way(table, at.study), consecutive(table, at.study)
+    rows = [row[R_Q] for row in ([whole] if whole else steps[:1]) if R_Q in row]
+    sentences = [
+        f"At equal length, {_contributions(row)} from {labels[row['from_model']]} to {labels[row['to_model']]} "
+        "(mean r_q)."
+        for row in rows
+    ]
+    rotated = [step[R_Q] for step in steps if R_Q in step and is_new(step[R_Q])]
+    sure = [row for row in rotated if outcome_of(row, "base") is Significance.CHANGED]
+    if sure:
+        row = max(sure, key=lambda each: abs(float(each["base"])))
+        sentences.append(
+            f"The RoPE base contributes most at {labels[row['from_model']]} → {labels[row['to_model']]} "
+            f"({plus_minus(float(row['base']), error_of(row, 'base').size, signed=True)})."
+        )
+    return sentences
+
+
+def _contributions(row: pd.Series) -> str:
+    """`weights contribute +0.526 ± 0.003, RoPE base −0.021 ± 0.003, unexplained −0.045 ± 0.009`, largest first."""
+    parts = [(words, float(row[name]), error_of(row, name).size) for name, words in causes_of(row).items()]
+    parts = sorted((part for part in parts if part[1] != 0.0), key=lambda part: -abs(part[1]))
+    named = [f"{words} {plus_minus(value, error, signed=True)}" for words, value, error in parts]
+    return f"contributions are {', '.join(named)}"

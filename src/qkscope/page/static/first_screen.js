@@ -86,7 +86,7 @@ function drawLines(g, finding) {
 }
 
 // Places of causes among the colours of parts: as in the waterfall and in the figures.
-const CAUSES = { "context length": 0, window: 0, "RoPE base": 1, weights: 2, unexplained: 3 };
+const CAUSES = { "context length": 0, "context length and RoPE base": 0, "RoPE base": 1, weights: 2, unexplained: 3 };
 
 // Contributions, or costs of single heads, as bars from 0 with ± 1 standard error.
 function drawBars(g, finding) {
