@@ -112,7 +112,8 @@ def _at_equal_length(own: WindowView, common: WindowView, measure: Measure, kind
         verb = "peaks at" if shape.trend is Trend.PEAKS else "dips to"
         return f"; at equal length, it {verb} {turn} ({labels[shape.turn]}) and ends at {end}"
     if shape.overall:
-        return f"; at equal length, it {'rises' if shape.overall > 0 else 'falls'} to {_format(measure)(shape.points[shape.last])}"
+        verb = "rises" if shape.overall > 0 else "falls"
+        return f"; at equal length, it {verb} to {_format(measure)(shape.points[shape.last])}"
     return f"; at equal length, it {trend_phrase(shape, labels, _format(measure))}"
 
 
