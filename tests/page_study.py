@@ -114,7 +114,9 @@ def _places(grown: pd.DataFrame, layers: int, heads: int) -> dict[str, "pd.Serie
 
 def _measured(stem: str) -> dict[str, tuple[float, float] | None]:
     """The columns of a table that are estimates, and what they cannot exceed."""
-    sets = [each for lens in registered() for each in lens.tables if each.table == stem.replace(REPLICATES, HEADS_TABLE)]
+    sets = [
+        each for lens in registered() for each in lens.tables if each.table == stem.replace(REPLICATES, HEADS_TABLE)
+    ]
     return {column.name: column.limits for each in sets for column in each.columns if column.error}
 
 

@@ -225,7 +225,13 @@ def test_a_large_study_has_half_precision_where_that_is_enough(tables):
     add_lenses(pack, GRID, [LENS], tables, {}, large=True)
     types = {name.split(".")[-1]: entry["type"] for name, entry in pack.index.items()}
     # `size` is at most 9e-6, of which half precision would leave nothing; `half_lies` is up to 1,055 tokens.
-    assert types == {"tilt": "float16", "tilt_se": "log8", "share": "float16", "size": "float32", "half_lies": "float16"}
+    assert types == {
+        "tilt": "float16",
+        "tilt_se": "log8",
+        "share": "float16",
+        "size": "float32",
+        "half_lies": "float16",
+    }
     errors = unpack(pack.text(), pack.index, "lens.tilt.own.tilt_se")
     np.testing.assert_allclose(errors.ravel(), tables["tilt"]["own"]["tilt_se"], rtol=0.03)
     stored = unpack(pack.text(), pack.index, "lens.tilt.own.tilt")

@@ -27,11 +27,12 @@ _SUMMARIES = (
     "trajectory", "concordance", "taxonomy_counts", "taxonomy_fractions", "transitions", "layer_kinds", "depth_rq",
     "depth_rk", "score_shares", "score_depth", "rotation", "rotation_depth", "rope_alone", "plasticity_means",
     "plasticity_drops", "norms_means", "null_means", "window_dependence", "heads", "portraits", "changes",
+    "rotation_relation", "rope_vs_nope",
 )  # fmt: skip
 
 
 def earlier_summaries() -> Iterator[str]:
-    """Summaries that 0.2 wrote and this version does not; those with the same name today are left out."""
+    """Summaries that earlier versions wrote and this version does not; those with the same name today are left out."""
     yield from (f"{name}{end}.csv" for name in _SUMMARIES for end in ("", "_common") if (name, end) != ("changes", ""))
 
 
@@ -40,7 +41,9 @@ def refuse_earlier_tables(folder: Path, source: Path) -> None:
     there = [name for name in EARLIER_TABLES if head_table_path(folder, name).is_file()]
     if not there:
         return
-    problem = f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
+    problem = (
+        f"{source}: has tables of qkscope 0.2 ({there[0]}{f' and {len(there) - 1} more' if len(there) > 1 else ''})"
+    )
     moments = moments_folder(folder)
     if any(entry.name.endswith(MOMENTS_SUFFIX) for entry in entries(moments)):
         raise TableError(f"{problem}; `qkscope analyze {source}` writes them again from its moments")
