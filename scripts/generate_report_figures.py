@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qkscope.errors import QkscopeError
-from qkscope.lenses.views import build_tables
 from qkscope.lenses.base import Figure
+from qkscope.lenses.views import build_tables
 from qkscope.report.figures import write_figure
 from qkscope.report.published import PUBLISHED, published_folder
 from qkscope.results.read import load_results

@@ -38,7 +38,7 @@ def cards_of(folder, r_q, r_k=None, windows=None, common=None):
     r_k = r_k if r_k is not None else [np.full(HEADS, 0.5)] * len(r_q)
     write_heads(folder / "qk.csv", r_q, r_k, windows or [64] * len(r_q))
     if common is not None:
-        write_heads(folder / "qk_common.csv", common, r_k, [64] * len(r_q))
+        write_heads(folder / "components.csv", common, r_k, [64] * len(r_q))
     return Cards(build_tables(load_results(folder)))
 
 

@@ -642,7 +642,7 @@ def test_the_page_of_claims_has_each_verdict_and_number_of_the_table(run):
     for at in run.views():
         for row in at.table("claims").itertuples():
             if row.claim in ("queries_stronger", "keys_weaker") and row.verdict != UNDECIDED:
-                (line,) = [each for each in page.splitlines() if BY_NAME[row.claim].statistic in each]
+                (line,) = [each for each in page.splitlines() if f"| {BY_NAME[row.claim].statistic} |" in each]
                 assert row.verdict in line
                 assert plus_minus(row.value, row.value_se) in line
 

@@ -28,6 +28,7 @@ from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.rotation import TABLE
 from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries
+from written import put
 
 NAME = "published:smollm3-3b"
 REFERENCE = load_reference("smollm3-3b")
@@ -403,7 +404,7 @@ def write(folder, heads):
         rows = heads[[*key, *along_axis]].assign(kv_head=0, depth=0.5)
         rows = rows.assign(**{name: 0.5 for name in TABLE.names if name not in along_axis})
         common = rows[rows["window"] > 4096].assign(window=4096, r_k_a=0.1)
-        pd.concat([rows, common]).to_csv(folder / "rotated.csv", index=False)
+        put(folder, "heads", pd.concat([rows, common]))
     if sampled:
         rows = heads[[*key, *sampled]].rename(columns=sampled)
         both = [rows.assign(estimator="published"), rows.assign(estimator="counting", ap=0.99)]
@@ -427,7 +428,7 @@ def test_a_folder_is_compared_at_native_contexts_and_reports_what_it_lacks(tmp_p
     assert not (tmp_path / "bare/comparison").exists()
     card = (out / "README.md").read_text()
     for missing in (
-        "140 published means and quartiles along the drift axis are not compared: these results have no rotated.csv",
+        "140 published means and quartiles along the drift axis are not compared: these results have no measures along",
         "40 published means of plasticity are not compared: these results have no plasticity_sampled.csv",
     ):
         assert any(line.startswith(missing) for line in bare.lines)
@@ -439,17 +440,18 @@ def test_a_folder_is_compared_at_native_contexts_and_reports_what_it_lacks(tmp_p
 
 
 def write_means(folder, heads):
-    """`layer_means.csv`: eight groups of one size, each of which moves every layer's mean query."""
+    """`layer_means`: eight groups of one size, each of which moves every layer's mean query."""
     moves = [0.01, -0.02, 0.03, 0.0, 0.01, -0.01, 0.02, -0.04]
     rows = []
     for (model, layer), part in heads.groupby(["model", "layer"], sort=False):
-        place = {"model": model, "window": part["window"].iloc[0], "layer": layer, "heads": len(part)}
+        place = {"model": model, "window": part["window"].iloc[0], "layer": layer}
+        place |= {"heads_of": "all", "heads": len(part)}
         mean = part["mu_q_a"].mean()
         without = {f"without_{group}": mean + move for group, move in enumerate(moves)}
-        rows.append({**place, "table": "rotated", "column": "mu_q_a", "mean": mean, **without})
+        rows.append({**place, "measure": "mu_q_a", "mean": mean, **without})
         tokens = {f"without_{group}": 7000 for group in range(len(moves))}
-        rows.append({**place, "table": np.nan, "column": "tokens", "mean": 8000, **tokens})
-    pd.DataFrame(rows).to_csv(folder / "layer_means.csv", index=False)
+        rows.append({**place, "measure": "tokens", "mean": 8000, **tokens})
+    put(folder, "layer_means", pd.DataFrame(rows))
     return math.sqrt(7 / 8 * np.square(moves).sum())  # the moves add up to 0
 
 

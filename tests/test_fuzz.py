@@ -26,8 +26,10 @@ from hypothesis import strategies as st
 from qkscope.documents.sources import read_documents
 from qkscope.errors import DocumentError, MomentsFileError, QkscopeError, StudyError, TableError
 from qkscope.lenses.position import qk_table
+from qkscope.lenses.registry import head_tables
 from qkscope.lenses.views import build_tables, write_tables
 from qkscope.moments.moments import Moments
+from qkscope.report.tables import write_long_tables
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study
 from qkscope.study.schema import Documents, Study
@@ -449,6 +451,9 @@ def test_header_bombs_in_a_process_of_little_memory(tmp_path):
 # --- results folders --------------------------------------------------------------------------------
 
 COLUMNS = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k", "window", "depth", "rotary"]
+MEASURES = [name for each in head_tables() if each.has_row_per_head for name in each.names if name not in COLUMNS]
+OF_HEADS = {"windows": "own", "attention": "full", "attention_window": "", "category": "mixed", "r_q_se": "0.1",
+            **dict.fromkeys(MEASURES, "0.5")}  # fmt: skip
 CELLS = ["a", "b", "=1+1", "0", "1", "2", "-1", "0.5", "-0.3", "nan", "", "inf", "1e300", "1e-300",
          "9999999999999999999", "x",
          "rotary", "nope", "64", "128", "0.25", '"', "\x00", "é", "True", "1_0", "0x1", " 1", "\ud7ff",
@@ -456,12 +461,13 @@ CELLS = ["a", "b", "=1+1", "0", "1", "2", "-1", "0.5", "-0.3", "nan", "", "inf",
 
 
 @st.composite
-def tables(draw):
-    """A right table with some cells, rows or the header changed."""
-    header = list(COLUMNS)
+def tables(draw, windows=("64",)):
+    """A right table with some cells, rows or the header changed; at several windows, with more of what heads have."""
+    header = [*COLUMNS, *(OF_HEADS if len(windows) > 1 else {})]
     rows = [
-        [model, str(layer), str(head), "0", "0.5", "0.25", "-0.5", "64", "", "rotary" if layer else "nope"]
-        for model in "ab" for layer in range(2) for head in range(2)
+        [model, str(layer), str(head), "0", "0.5", "0.25", "-0.5", window, "", "rotary" if layer else "nope",
+         *(OF_HEADS.values() if len(windows) > 1 else ())]
+        for window in windows for model in "ab" for layer in range(2) for head in range(2)
     ]  # fmt: skip
     for _ in range(draw(st.integers(0, 4))):
         row = draw(st.sampled_from([header, *rows])) if draw(st.booleans()) else draw(st.sampled_from(rows))
@@ -515,23 +521,23 @@ def provenances(draw):
     table=tables(),
     record=st.one_of(provenances(), st.text(max_size=20), st.just("[" * 100_000), st.just("1" * 5000)),
     common=st.one_of(st.none(), tables()),
-    windows=st.one_of(st.none(), tables()),
+    windows=st.one_of(st.none(), tables(("64", "32"))),
 )
 def test_results_folders(place, table, record, common, windows):
     folder = place / "results"
     folder.mkdir(exist_ok=True)
-    files = {"qk.csv": table, "provenance.json": record, "qk_common.csv": common, "qk_windows.csv": windows}
+    files = {"qk.csv": table, "provenance.json": record, "components.csv": common, "heads.csv": windows}
     for name, text in files.items():
         (folder / name).unlink(missing_ok=True)
         if text is not None:
             (folder / name).write_bytes(text.encode("utf-8", "replace"))
     with bounded(folder):
         try:
-            results = load_results(folder)
+            found = build_tables(load_results(folder))
         except TableError:
             return
-        found = build_tables(results)
         write_tables(found, folder)
+        write_long_tables(found, folder)
         writer = Cards(found)
         for name, entry in FIGURES.items():
             if entry.exists(found.own):

@@ -204,9 +204,7 @@ def results_of(folder, kind, contexts=(128, 128)):
     table.to_csv(folder / "qk.csv", index=False)
     if contexts[0] != contexts[1]:
         put(folder, "components", table.assign(window=min(contexts)))
-    pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]).to_csv(
-        folder / "qk_windows.csv", index=False
-    )
+    put(folder, "heads", pd.concat([table.assign(window=w, r_q=table["r_q"] * f) for w, f in ((64, 0.5), (128, 1.0))]))
     record = {"kind": kind, "study": {"title": "Study"}, "checkpoints": [{"name": "smollm-a"}, {"name": "gpt-b"}]}
     (folder / "provenance.json").write_text(json.dumps(record))
     return load_results(folder)

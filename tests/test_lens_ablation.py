@@ -27,7 +27,7 @@ def ablated(tmp_path):
             **{f"loss_{edit}{end}": np.nan for edit in EDITS for end in ("", "_se")}, **{SPREAD: np.nan}
         )
         table["loss_kernel"], table["loss_kernel_se"] = loss(last), error
-        table.to_csv(folder / FILE, index=False)
+        table.to_csv(folder / f"{FILE}.csv", index=False)
         return build_tables(load_results(folder)), last
 
     return write
@@ -138,7 +138,7 @@ def trained(tmp_path):
                 rows.append({"model": name, "layer": layer, "head": head, "window": 64, "loss_kernel": loss})
     empty = {f"loss_{edit}{end}": np.nan for edit in EDITS for end in ("", "_se")}
     table = pd.DataFrame(rows).assign(**{SPREAD: np.nan}, **{k: v for k, v in empty.items() if k != "loss_kernel"})
-    table.assign(loss_kernel_se=0.1).to_csv(tmp_path / FILE, index=False)
+    table.assign(loss_kernel_se=0.1).to_csv(tmp_path / f"{FILE}.csv", index=False)
     course = [
         {"model": name, "edit": "kernel", "windows": "own", "heads": 12, "documents": 8, "mean": 0.1 * place,
          "mean_se": 0.01, "costly": 4, "gaining": 0}

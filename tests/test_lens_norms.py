@@ -10,7 +10,7 @@ from lens_worlds import GROUPS, HEADS, Silent, drifting, moments_of
 from qkscope import Moments
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.norms import BUCKETS, COLUMNS, FILE, TABLE, norms, norms_by_bucket, visible
+from qkscope.lenses.norms import BUCKETS, COLUMNS, TABLE, norms, norms_by_bucket, visible
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -311,13 +311,13 @@ def test_tables_find_the_vectors_that_lie_beside_the_moments(tmp_path):
     moments = tmp_path / "moments" / "step-0.safetensors"
     moments.parent.mkdir()
     moments_of(0, 64, layers=3).save(moments)
-    alone = pd.read_csv(analyze_files([moments], Silent(), "test", out=tmp_path / "alone") / FILE)
+    alone = pd.read_csv(analyze_files([moments], Silent(), "test", out=tmp_path / "alone") / "heads.csv")
     assert alone["score_max_sampled"].isna().all()
     every = [(document, position) for document in range(GROUPS) for position in range(0, 64, 5)]
     for layer in range(3):
         keep(tmp_path / "vectors" / "step-0", *drifting(0, layer, 64), every, layer=layer)
     out = analyze_files([moments], Silent(), "test", out=tmp_path / "out")
-    found = pd.read_csv(out / FILE)
+    found = pd.read_csv(out / "heads.csv")
     value, pairs = largest_by_hand(*drifting(0, 2, 64), 3, every, 0, 64)
     row = found[(found["layer"] == 2) & (found["head"] == 3)].iloc[0]
     assert row["score_max_sampled"] == pytest.approx(value)

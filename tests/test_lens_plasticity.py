@@ -464,7 +464,7 @@ def test_errors_are_those_of_means_and_of_the_mean_covariance_without_each_group
     moments.add(0, *(x if squares else np.concatenate([x, x], axis=2) for x in (q, k)), groups=GROUPS)
     settings = RowSettings(own=LENGTH, skip=skip)
     rows = checkpoint_rows(moments, [TABLE], settings, model="m")[TABLE.table].set_index("head")
-    assert set(rows["errors"]) == {"jackknife, first order" if squares else "jackknife, covariances fixed"}
+    assert set(rows["errors"]) == {"jackknife" if squares else "jackknife, covariances fixed"}  # of component 0
     parts = [part for part in cuts(edges) if part[0] >= skip]
 
     def without_group(group):

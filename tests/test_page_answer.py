@@ -123,10 +123,14 @@ def split_tables(unexplained, error, spread=0.0):
         **{f"{name}_spread": spread for name in ("window", "base", "weights")},
     }  # fmt: skip
     table = pd.DataFrame([row])
-    own = SimpleNamespace(
-        head_tables={"rope_split.csv": table}, names=("a", "b", "c"), table=lambda _: table, freedom=lambda *_: 7.0
+    return SimpleNamespace(own=view_of({"rope_split.csv": table}))
+
+
+def view_of(tables):
+    """What a cause reads of three checkpoints whose errors have 7 degrees of freedom."""
+    return SimpleNamespace(
+        names=("a", "b", "c"), has=tables.__contains__, table=tables.__getitem__, freedom=lambda *_: 7.0
     )
-    return SimpleNamespace(own=own)
 
 
 def test_window_and_base_are_one_cause_where_the_order_of_causes_matters_more_than_the_error():
@@ -148,7 +152,7 @@ def test_what_rope_alone_predicts_is_said_to_be_enough_only_within_error():
     assert cause_of_change(split_tables(0.2, 0.01)).badge == ("beyond", "more than the rotated-mean prediction")
     assert cause_of_change(split_tables(-0.2, 0.01)).badge == ("beyond", "less than the rotated-mean prediction")
     assert cause_of_change(split_tables(0.2, math.nan)).badge[0] == "unknown"
-    assert cause_of_change(SimpleNamespace(own=SimpleNamespace(head_tables={}, names=("a", "b")))) is None
+    assert cause_of_change(SimpleNamespace(own=view_of({}))) is None
 
 
 def test_whichever_lens_knows_a_cause_tells_it_and_the_verdict_takes_it_in(tmp_path):

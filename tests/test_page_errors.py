@@ -199,8 +199,8 @@ def test_what_documents_do_to_both_checkpoints_cancels_in_their_difference(visit
         # 3 FAR / 2. Paired, the difference moves by FAR = 0.0346; unpaired it would be sqrt(1 + 9) / 2 FAR = 0.055.
         assert rows["mean explained variance"].endswith("0.000 ± 0.035")
         assert "paired: both read the same documents" in page.locator("#measures .note").inner_text()
-        changes = pd.read_csv(same_documents / "tables/changes.csv")
-        row = changes.query("layer == 0 and head == 1").iloc[0]
+        changes = pd.read_parquet(same_documents / "tables/head_changes.parquet")
+        row = changes.query("windows == 'own' and layer == 0 and head == 1").iloc[0]
         canvas = page.locator("#view-difference canvas")
         canvas.scroll_into_view_if_needed()
         canvas.focus()

@@ -36,6 +36,7 @@ from test_documents import byte_tokenizer
 from test_study import checkpoint as study_of
 from test_study import text as study_text
 from warm import run_warm
+from written import put
 
 # --- code of a checkpoint ---------------------------------------------------------------------------
 
@@ -532,8 +533,9 @@ def hostile(tmp_path_factory):
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     table.to_csv(folder / "qk.csv", index=False)
-    table.assign(window=32).to_csv(folder / "qk_common.csv", index=False)
-    pd.concat([table, table.assign(window=32)]).to_csv(folder / "qk_windows.csv", index=False)
+    put(folder, "components", table.assign(window=32))
+    heads = table.assign(attention="full", attention_window=None)
+    put(folder, "heads", pd.concat([heads, heads.assign(window=32)]))
     evil = "<img src=x onerror=alert(1)>_a_ [l](http://e.example)"
     names = pd.read_csv(folder / "qk.csv", keep_default_na=False)["model"].unique()
     layers = [{"layer": 0, "q_heads": evil, "kv_heads": evil, "rotary": "rotary"}]

@@ -9,22 +9,28 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qkscope.stats.means import SMALLEST, paired_change
+from qkscope.stats.changes import paired_change
 from qkscope.stats.series import Trend, shape_of
-from qkscope.words.phrases import course, number, percent, shown, went
+from qkscope.stats.significance import SMALLEST
+from qkscope.words.phrases import percent, shown, significant
+from qkscope.words.trends import trend_phrase
 from reports import derived_panel
 
-NUMBER = re.compile(r"(below |above )?(−?\d+(?:\.\d+)?)%? at ([a-z]+)")
-PLACES = [f"at {letter * 2}" for letter in "abcdefghijkl"]
+NUMBER = re.compile(r"(below |above )?(−?\d[\d,]*(?:\.\d+)?(?:e[+−]\d+)?)%? \(([a-z]+)\)")
+PLACES = [letter * 2 for letter in "abcdefghijkl"]
+
+
+def said_of(shape, fmt):
+    return f"It {trend_phrase(shape, PLACES, fmt)}."
 
 
 def printed(sentence):
-    """(value as printed, place) of every number of a sentence; `below 1%` lies between 0 and 1."""
-    found = []
+    """(value as printed, place) of every number of a sentence; `below 1%` lies between 0 and 1, `above 99%` beyond."""
+    numbers = []
     for how, text, place in NUMBER.findall(sentence):
-        value = float(text.replace("−", "-"))
-        found.append((value - 0.5 * 10 ** -len(text.partition(".")[2]) if how == "below " else value, place))
-    return found
+        value, unit = float(text.replace("−", "-").replace(",", "")), 10 ** -len(text.partition(".")[2])
+        numbers.append((value + {"below ": -0.5, "above ": 0.5}.get(how, 0) * unit, place))
+    return numbers
 
 
 def beyond(noise):
@@ -41,29 +47,30 @@ def beyond(noise):
 
 
 def assert_borne_out(sentence, shape):
-    values = [value for value, _ in printed(sentence)]
+    numbers = printed(sentence)
+    values = [value for value, _ in numbers]
+    ends = [PLACES[shape.first], PLACES[shape.last]] if shape.known else []
     if " rises from " in sentence:
         assert values[0] < values[1], sentence
+        assert [place for _, place in numbers] == ends
     elif " falls from " in sentence:
         assert values[0] > values[1], sentence
+        assert [place for _, place in numbers] == ends
     elif "peaks" in sentence:
-        first, turn, last = values
+        turn, first, last = values
         assert first < turn > last, sentence
+        assert [place for _, place in numbers[1:]] == ends
     elif "dips" in sentence:
-        first, turn, last = values
+        turn, first, last = values
         assert first > turn < last, sentence
+        assert [place for _, place in numbers[1:]] == ends
     elif "moves between" in sentence:
-        low, high, first, last = values
+        low, high = values
         assert low < high, sentence
-        assert low - 0.011 <= min(first, last), sentence
-    if "at every step" in sentence:
+    if "reversals" in sentence:
         assert len(shape.known) > 2
-        steps = np.diff([shape.points[i] for i in shape.known])
-        assert (steps > 0).all() or (steps < 0).all(), sentence
-    if len(shape.known) == 2:
-        assert "monotonic" not in sentence
     if "does not change" in sentence:
-        assert not re.search(r"rises|falls|peaks|dips", sentence)
+        assert not re.search(r"rises|falls|peaks|dips|moves", sentence)
 
 
 values_in = st.one_of(
@@ -80,9 +87,7 @@ values_in = st.one_of(
 @example([0.5, 0.4, 0.6, 0.45], 0.16, False)
 def test_a_sentence_is_never_contradicted_by_its_own_numbers(values, noise, shares):
     shape = shape_of(values, beyond(noise)(values))
-    fmt = percent if shares else number
-    sentence = course(shape, PLACES, "It", fmt)
-    assert_borne_out(sentence, shape)
+    assert_borne_out(said_of(shape, percent if shares else significant), shape)
     known = [v for v in values if np.isfinite(v)]
     # level is said of a series only where no value departs from another by more than the noise
     if len(known) > 1:
@@ -106,21 +111,18 @@ def test_sentences_about_heads_are_borne_out_too(heads):
     ]  # fmt: skip
     panel = derived_panel(pd.concat(parts, ignore_index=True), same_heads=True)
     names = [f"c{i}" for i in range(len(heads))]
-    for quantity, fmt in (("r_k", number), ("discordant", percent), ("r_k_spread", number)):
+    for quantity, fmt in (("r_k", significant), ("discordant", percent), ("r_k_spread", significant)):
         shape = panel.series(quantity, names)
-        assert_borne_out(course(shape, PLACES, "It", fmt), shape)
+        assert_borne_out(said_of(shape, fmt), shape)
         for before, after in itertools.pairwise(names):
-            change = panel.change(quantity, before, after)
-            told = went(change, fmt)
+            change, step = panel.change(quantity, before, after), panel.series(quantity, [before, after])
             if change.direction:
-                first, last = re.findall(r"−?\d+(?:\.\d+)?", told)
-                assert first != last, told
-                assert ("rises" in told) == (change.after > change.before)
+                assert ("rises" in said_of(step, fmt)) == (change.after > change.before)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=4), st.booleans())
 def test_numbers_that_differ_look_different_and_keep_their_order(values, shares):
-    texts = shown(percent if shares else number, *values)
+    texts = shown(percent if shares else significant, *values)
     for (a, one), (b, other) in itertools.combinations(zip(values, texts, strict=True), 2):
         if abs(a - b) > SMALLEST:
             assert one != other
@@ -131,29 +133,32 @@ def test_the_window_table_that_misled():
     values = [0.03, 0.03, 0.06, 0.29, 0.01]
     shape = shape_of(values, beyond(0.03)(values))
     assert shape.trend is Trend.PEAKS
-    assert course(shape, PLACES, "The share", percent) == (
-        "The share is not monotonic: it starts with 3% at aa, peaks with 29% at dd and ends with 1% at ee."
-    )
+    assert said_of(shape, percent) == "It peaks at 29% (dd), from 3% (aa) to 1% (ee)."
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([0.571, 0.574], "It rises from 0.571 at aa to 0.574 at bb."),
-        ([0.2, 0.6], "It rises from 0.20 at aa to 0.60 at bb."),
-        ([0.2, 0.4, 0.6], "It rises from 0.20 at aa to 0.60 at cc, monotonically, at every step."),
-        ([0.2, 0.201, 0.2005, 0.6], "It rises from 0.20 at aa to 0.60 at dd, monotonically up to noise."),
-        ([0.2, 0.5, 0.3, 0.6], "It rises from 0.20 at aa to 0.60 at dd, but falls on the way by more than its noise."),
-        ([0.5, 0.8, 0.2, 0.5], "It moves between 0.20 at cc and 0.80 at bb: it starts with 0.50 at aa and ends with "
-         "0.50 at dd."),
-        ([-0.004, -0.0041], "It does not change by more than its noise: 0.00 at aa and 0.00 at bb."),
-        ([0.5, np.nan, 0.2], "It falls from 0.50 at aa to 0.20 at cc."),
-        ([np.nan, 0.2], "It is 0.20 at bb."),
-        ([np.nan], "It is undefined throughout."),
+        ([0.571, 0.574], "It rises from 0.571 (aa) to 0.574 (bb)."),
+        ([0.5711, 0.5724], "It rises from 0.571 (aa) to 0.572 (bb)."),
+        ([0.2, 0.6], "It rises from 0.2 (aa) to 0.6 (bb)."),
+        ([0.2, 0.201, 0.2005, 0.6], "It rises from 0.2 (aa) to 0.6 (dd)."),
+        ([0.2, 0.5, 0.3, 0.6], "It rises from 0.2 (aa) to 0.6 (dd), with significant reversals."),
+        ([0.5, 0.8, 0.2, 0.5], "It moves between 0.2 (cc) and 0.8 (bb) and ends where it started."),
+        ([0.5, 0.2, 0.5], "It dips to 0.2 (bb), from 0.5 (aa) to 0.5 (cc)."),
+        ([-0.004, -0.0041], "It does not change significantly (−0.004 → −0.0041)."),
+        ([0.5, np.nan, 0.2], "It falls from 0.5 (aa) to 0.2 (cc)."),
+        ([np.nan, 0.2], "It is 0.2 (bb)."),
+        ([np.nan], "It is undefined."),
     ],
-)  # fmt: skip
+)
 def test_sentences_by_hand(values, said):
-    assert course(shape_of(values, beyond(0.001)(values)), PLACES, "It", number) == said
+    assert said_of(shape_of(values, beyond(0.001)(values)), significant) == said
+
+
+def test_a_series_whose_errors_are_unknown_is_not_called_level():
+    shape = shape_of([0.2, 0.6], lambda i, j: np.nan)
+    assert said_of(shape, significant) == "It has no known standard error (0.2 → 0.6)."
 
 
 def test_means_that_disagree_with_the_difference_per_head_claim_nothing():

@@ -31,7 +31,8 @@ from qkscope.stats.changes import Change
 from qkscope.stats.means import HeadPanel, LayerMeans, Part
 from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import Error, Significance, combined, critical_value, decide, is_significant
-from qkscope.words.phrases import number, went
+from qkscope.words.phrases import number
+from qkscope.words.trends import trend_phrase
 from reports import card_text
 from rope_study import folder_of
 from test_page_browser import unfold
@@ -90,7 +91,8 @@ def test_independent_errors_are_combined_by_welch_and_satterthwaite():
 def test_what_is_not_known_is_never_called_unchanged():
     unknown = Change(0.2, 0.3, 0.1, math.nan, True)
     assert unknown.outcome is Significance.UNKNOWN
-    assert went(unknown, number) == "is 0.20 and 0.30 (standard error of the change unknown)"
+    series = shape_of([0.2, 0.3], lambda i, j: math.nan)
+    assert trend_phrase(series, ["a", "b"], number) == "has no known standard error (0.20 → 0.30)"
     assert shape_of([0.1, 0.5, 0.2], lambda i, j: math.nan).trend is Trend.UNDECIDED
     assert shape_of([0.1, 0.5, 0.2], lambda i, j: 0).trend is Trend.LEVEL
     assert Evidence(0.5).ruling is Ruling.UNDECIDED

@@ -40,5 +40,5 @@ def test_a_plan_of_one_document_and_one_checkpoint_is_told_in_the_singular(world
     plan = make_plan(load_study(world(checkpoints=[one], documents=documents, components=1)))
     text = "\n".join([*describe_plan(plan, Path("results"))])
     assert "checkpoint 'one' reads 1 document in 1 of 3 document groups: it has no standard errors" in text
-    assert "1 document x 64 tokens" in text
+    assert "1 checkpoint, 64 tokens in total\ndocuments: 1 document in docs/*.txt, all long enough" in text
     assert not re.search(r"\b1 (documents|checkpoints|components|groups)\b", text), text

@@ -15,7 +15,7 @@ _HOMES = {
     "ablate_heads": "qkscope.api",
     "Moments": "qkscope.moments.moments",
     "load": "qkscope.api",
-    "load_results": "qkscope.api",
+    "load_results": "qkscope.api",  # what `load` was called in 0.2
     "run_study": "qkscope.run.execute",
     "QkscopeError": "qkscope.errors",
 }
@@ -28,7 +28,6 @@ __all__ = [
     "analyze",
     "capture_moments",
     "load",
-    "load_results",
     "predict",
     "run_study",
     "token_windows",

@@ -248,7 +248,7 @@ def load(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
 
 
 def load_results(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
-    """The same as `load`."""
+    """What `load` was called in 0.2."""
     return load(source)
 
 

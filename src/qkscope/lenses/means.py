@@ -57,8 +57,9 @@ def _dominated(sums: LayerSums) -> NDArray[np.float64]:
 def with_averaged(table: HeadTable, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a set's columns that are there, and, where all are, what follows from them for means."""
     columns = {name: values[name] for name in table.names if name in values}
-    whole = table.averaged is not None and len(columns) == len(table.names)
-    return {**columns, **(table.averaged(columns) if whole else {})}
+    if table.averaged is None or len(columns) < len(table.names):
+        return columns
+    return {**columns, **table.averaged(columns)}
 
 
 def tokens_row(sums: LayerSums) -> MeanRow:

@@ -450,8 +450,9 @@ def _read_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.D
     kinds = {each.table: each.kind for each in of_heads}
     for name in (*kinds, REPLICATES, LAYER_MEANS):
         table = read[name] = files.table(name, kinds.get(name))
-        if table is not None and name in kinds:
-            require_numbers(files, table, name, [c.name for each in sets if each.table == name for c in each.columns])
+        if table is not None:
+            for each in (each for each in of_heads if each.table == name):
+                require_numbers(files, table, name, each.names)
     return {name: table for name, table in read.items() if table is not None}
 
 

@@ -178,8 +178,13 @@ def read_table(results: ResultsFolder, name: str, kind: TableKind | None) -> pd.
 def require_numbers(results: ResultsFolder, table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
     """Refuse a table with only some of these columns of one set, or with anything but numbers in them."""
     path = stored_table(results.folder, name)
+    missing = [column for column in columns if column not in table.columns]
+    if path is None or len(missing) == len(columns):
+        return
+    if missing and not {*columns} & {*_NUMBERS}:  # of components, tables from elsewhere have what they have
+        raise TableError(f"{path}: missing column {missing[0]!r}; {_AGAIN}")
     for column in columns:
-        if path is not None and column in table.columns and column not in TEXT_COLUMNS:
+        if column in table.columns and column not in TEXT_COLUMNS:
             _make_numbers(table, column, path)
 
 

@@ -27,11 +27,12 @@ _SUMMARIES = (
     "trajectory", "concordance", "taxonomy_counts", "taxonomy_fractions", "transitions", "layer_kinds", "depth_rq",
     "depth_rk", "score_shares", "score_depth", "rotation", "rotation_depth", "rope_alone", "plasticity_means",
     "plasticity_drops", "norms_means", "null_means", "window_dependence", "heads", "portraits", "changes",
+    "rotation_relation", "rope_vs_nope",
 )  # fmt: skip
 
 
 def earlier_summaries() -> Iterator[str]:
-    """Summaries that 0.2 wrote and this version does not; those with the same name today are left out."""
+    """Summaries that earlier versions wrote and this version does not; those with the same name today are left out."""
     yield from (f"{name}{end}.csv" for name in _SUMMARIES for end in ("", "_common") if (name, end) != ("changes", ""))
 
 

@@ -3,11 +3,15 @@
 There is one table per kind of row, whatever the number of lenses: a lens adds columns. `qk.csv` is as published.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 QK, COMPONENTS_TABLE, HEADS = "qk", "components", "heads"
 REPLICATES, LAYER_MEANS = "replicates", "layer_means"  # what errors of means and changes over heads are made of
@@ -109,6 +113,8 @@ FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
 
 def depth_of_layers(layer: npt.ArrayLike, last_layer: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """layer / last layer, in [0, 1]; the only layer of a one-layer model has depth 0."""
+    import numpy as np  # here: the command line's help needs the names above, and no numpy
+
     layers = np.asarray(layer, dtype=np.float64)
     last = np.asarray(last_layer, dtype=np.float64)
     return np.divide(layers, last, out=np.zeros(np.broadcast(layers, last).shape), where=last > 0)

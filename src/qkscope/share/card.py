@@ -87,7 +87,7 @@ def _entry_row(entry: Entry) -> list[str]:
 
 
 def _tables(tables: Sequence[SharedTable]) -> list[AnyBlock]:
-    lines = ["import qkscope", "", 'results = qkscope.load_results("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
+    lines = ["import qkscope", "", 'results = qkscope.load("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
     if any(each.parquet for each in tables):
         lines += ["", "from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")']
     titles: tuple[str, ...] = ("table", "file")

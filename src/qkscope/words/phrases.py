@@ -1,5 +1,4 @@
-"""Words for facts: numbers as a person would write them, names on one line, and sentences about
-series, changes and agreements that several cards share.
+"""Numbers as a person would write them, and names on one line.
 
 A sentence that claims an order of numbers prints them with as many digits as it takes to see that order (`shown`)."""
 
@@ -9,10 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from qkscope.results.read import Entry, one_line
-from qkscope.stats.changes import Change
-from qkscope.stats.findings import Agreement, Contrast, Curve, Step, Verdict
-from qkscope.stats.series import Shape, Trend
-from qkscope.stats.significance import SMALLEST, Significance
+from qkscope.stats.significance import SMALLEST
 from qkscope.text import counted
 
 NAME_CHARACTERS = 60
@@ -142,143 +138,3 @@ def shortened(text: str, characters: int = NAME_CHARACTERS) -> str:
 def label(checkpoint: Entry) -> str:
     """The checkpoint's label in running text."""
     return shortened(checkpoint.label)
-
-
-def sentence(text: str) -> str:
-    """The text with a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ":")) else ".")
-
-
-# --- changes ----------------------------------------------------------------------------------------
-
-
-def went(change: Change, fmt: Format) -> str:
-    """`rises from 0.67 to 0.81`, that the change is not significant, or that its error is unknown."""
-    if change.outcome is Significance.UNKNOWN:
-        return f"is {fmt(change.before)} and {fmt(change.after)} (standard error of the change unknown)"
-    if change.outcome is Significance.UNCHANGED:
-        return f"does not change by more than its noise ({fmt(change.before)} and {fmt(change.after)})"
-    before, after = shown(fmt, change.before, change.after)
-    return f"{'rises' if change.direction > 0 else 'falls'} from {before} to {after}"
-
-
-def between(step: Step) -> str:
-    """`between A and B`."""
-    return f"between {label(step.before)} and {label(step.after)}"
-
-
-def where(before: Entry, after: Entry, windows: dict[str, float]) -> str:
-    """What else happens at a step: the window changes, or another phase begins. Empty when neither."""
-    one, other = windows.get(before.name, math.nan), windows.get(after.name, math.nan)
-    if one != other and not math.isnan(one) and not math.isnan(other):
-        verb = "grows" if other > one else "shrinks"
-        return f", where the context {verb} from {int(one):,} to {tokens(other)}"
-    if before.phase != after.phase and after.phase:
-        return f", at the start of {shortened(after.phase)}"
-    return ""
-
-
-# --- series -----------------------------------------------------------------------------------------
-
-
-def course(shape: Shape, places: Sequence[str], name: str, fmt: Format) -> str:
-    """One sentence about a whole series; `places` say where its values are, such as `at S1-40K`."""
-    return f"{name} {course_words(shape, places, fmt)}."
-
-
-def course_words(shape: Shape, places: Sequence[str], fmt: Format) -> str:
-    """What a series does: `rises from 0.2 at A to 0.5 at C, ...`; the numbers bear it out as they are printed."""
-    if shape.trend is Trend.UNDEFINED:
-        return "is undefined throughout"
-    if shape.trend is Trend.SINGLE:
-        return f"is {fmt(shape.points[shape.first])} {places[shape.first]}"
-
-    def printed(*chosen: int) -> list[str]:
-        texts = shown(fmt, *(shape.points[i] for i in chosen))
-        return [f"{text} {places[i]}" for text, i in zip(texts, chosen, strict=True)]
-
-    ends = (shape.first, shape.last)
-    if shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
-        first, last, low, high = (f"{fmt(shape.points[i])} {places[i]}" for i in (*ends, shape.lowest, shape.highest))
-        reach = "" if {shape.lowest, shape.highest} <= set(ends) else f" (lowest {low}, highest {high})"
-        level = (
-            "does not change by more than its noise:" if shape.trend is Trend.LEVEL else "has changes of unknown error:"
-        )
-        return f"{level} {first} and {last}{reach}"
-    if shape.turn is not None:
-        (first, turn), (last, precise) = printed(shape.first, shape.turn), printed(shape.last, shape.turn)
-        turn = max(turn, precise, key=len)  # with the digits that distinguish it from both ends
-        verb = "peaks with" if shape.trend is Trend.PEAKS else "dips to"
-        return f"is not monotonic: it starts with {first}, {verb} {turn} and ends with {last}"
-    if shape.overall:
-        first, last = printed(*ends)
-        way, other = ("rises", "falls") if shape.overall > 0 else ("falls", "rises")
-        return f"{way} from {first} to {last}{_how(shape, other)}"
-    low, high, first, last = (
-        *printed(shape.lowest, shape.highest),
-        *(f"{fmt(shape.points[i])} {places[i]}" for i in ends),
-    )
-    return f"moves between {low} and {high}: it starts with {first} and ends with {last}"
-
-
-def _how(shape: Shape, other: str) -> str:
-    """Whether a series that rises or falls does so all the way; of two values there is nothing to add."""
-    if len(shape.known) == 2:
-        return ""
-    if shape.trend is Trend.MOVES:
-        return f", but {other} on the way by more than its noise"
-    return ", monotonically, at every step" if shape.strict else ", monotonically up to noise"
-
-
-def jumps(curve: Curve, name: str, fmt: Format, windows: dict[str, float]) -> list[str]:
-    """Sentences about the largest step, a second one of similar size, and the longest plateau."""
-    said: list[str] = []
-    if curve.largest is None or len(curve.checkpoints) < 3:
-        return said
-    step = curve.largest
-    text = f"The largest step of {name} is {between(step)}: it {went(step.change, fmt)}"
-    said.append(f"{text}{where(step.before, step.after, windows)}.")
-    others = sorted((s for s in curve.jumps if s is not step), key=lambda s: -abs(s.change.difference))
-    if others:
-        second = others[0]
-        extra = where(second.before, second.after, windows)
-        said.append(f"A second clear step lies {between(second)}: it {went(second.change, fmt)}{extra}.")
-    if curve.plateau is not None and curve.trend is not Trend.LEVEL:
-        start, end = (curve.checkpoints[i] for i in curve.plateau)
-        said.append(f"From {label(start)} to {label(end)} it does not change by more than its noise.")
-    return said
-
-
-# --- entries that are not stages of one run ---------------------------------------------------------
-
-
-def against(contrast: Contrast, fmt: Format) -> str:
-    """`33% in A against 0% in B`."""
-    low, high = shown(fmt, contrast.low_value, contrast.high_value)
-    return f"{high} in {label(contrast.high)} against {low} in {label(contrast.low)}"
-
-
-# --- two choices of windows -----------------------------------------------------------------------------------
-
-
-def _agreement(verdict: Verdict, group: Sequence[tuple[Agreement, str, Format]]) -> str:
-    one = len(group) == 1
-    own = listed([f"{name} {went(item.own, fmt)}" for item, name, fmt in group])
-    common = listed([f"{name} {went(item.common, fmt)}" for item, name, fmt in group])
-    subjects = listed([name for _, name, _ in group])
-    still = "it does" if one else "none of these" if len(group) > 2 else "neither"
-    still += " not change by more than its noise" if one else " changes by more than its noise"
-    return {
-        Verdict.UNKNOWN: f"at each checkpoint's own context {own}, at the common window {common}",
-        Verdict.BOTH: f"both windows agree: at each checkpoint's own context {own}, at the common window {common}",
-        Verdict.NEITHER: (
-            f"{subjects} {'stays' if one else 'stay'} within noise at each checkpoint's own context and at the common "
-            "window"
-        ),
-        Verdict.ONLY_OWN: f"{own} at each checkpoint's own context, but at the common window {still}",
-        Verdict.ONLY_COMMON: f"{common} at the common window, but at each checkpoint's own context {still}",
-        Verdict.OPPOSITE: (
-            f"the two windows contradict each other: at each checkpoint's own context {own}, at the common window "
-            f"{common}"
-        ),
-    }[verdict]
