@@ -85,25 +85,25 @@ def test_numbers_are_means_over_the_heads_of_a_layer_type_with_their_errors(stud
 def test_a_change_that_is_not_significant_is_not_called_one(tmp_path):
     noise = np.random.default_rng(0).normal(0, 0.1, HEADS)
     said = takeaway(cards_of(tmp_path, [0.5 + noise, 0.502 + noise[::-1]]).text("position_signal"))
-    assert "Mean r_q does not change significantly (0.500" in said or "Mean r_q does not change significantly" in said
+    assert "Mean r_q of 60 heads does not change significantly (0.51 → 0.51)" in said
     assert not re.search(r"r_q (rises|falls|peaks|dips)", said)
 
 
 def test_a_rise_has_its_ends_and_its_steepest_step(tmp_path):
     levels = [0.1, 0.15, 0.55, 0.6]
     said = takeaway(cards_of(tmp_path, [np.full(HEADS, level) for level in levels]).text("position_signal"))
-    assert "Mean r_q rises from 0.1 (m0) to 0.6 (m3); steepest step m1 → m2." in said
+    assert "Mean r_q of 60 heads rises from 0.10 (m0) to 0.60 (m3); steepest step m1 → m2." in said
 
 
 def test_a_peak_between_equal_ends_is_reported(tmp_path):
     said = takeaway(cards_of(tmp_path, [np.full(HEADS, level) for level in (0.2, 0.7, 0.2)]).text("position_signal"))
-    assert "Mean r_q peaks at 0.7 (m1), from 0.2 (m0) to 0.2 (m2)" in said
+    assert "Mean r_q of 60 heads peaks at 0.70 (m1), from 0.20 (m0) to 0.20 (m2)" in said
 
 
 def test_what_equal_length_reverses_is_stated_with_both_lengths(tmp_path):
     own, common = [np.full(HEADS, 0.5), np.full(HEADS, 0.6)], [np.full(HEADS, 0.5), np.full(HEADS, 0.4)]
     said = takeaway(cards_of(tmp_path, own, windows=[64, 256], common=common).text("position_signal"))
-    assert "Mean r_q rises from 0.5 (m0) to 0.6 (m1). At equal length it falls from 0.5 (m0) to 0.4 (m1)." in said
+    assert "Mean r_q of 60 heads rises from 0.50 (m0) to 0.60 (m1); at equal length, it falls to 0.40." in said
 
 
 def test_what_equal_length_confirms_is_not_repeated(tmp_path):
@@ -136,4 +136,4 @@ def test_seeds_and_models_are_ranked_and_never_described_as_training(kind):
 
 def test_one_checkpoint_alone_has_levels(tmp_path):
     said = takeaway(cards_of(tmp_path, [np.full(HEADS, 0.5)]).text("position_signal"))
-    assert "Mean r_q is 0.5 (m0)." in said
+    assert "Mean r_q of 60 heads is 0.50 (m0)." in said
