@@ -14,7 +14,7 @@ import numpy as np
 
 from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Shares, Trajectories
-from qkscope.lenses.kind_of_layer import EVERY_KIND, heads_of_kind, part_of
+from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import function_name
 from qkscope.results.entries import Entry
@@ -180,7 +180,7 @@ def _columns(tables: Results) -> list[tuple[WindowView, Entry]]:
 
 def population(at: WindowView, kind: str) -> str:
     """`48 rotary heads`."""
-    counts = [len(heads_of_kind(at.of_entry(name), kind)) for name in at.names]
+    counts = [at.panel.count(name, part_of(kind)) for name in at.names]
     low, high = min(counts), max(counts)
     name = "" if kind == EVERY_KIND else f"{shortened(kind)} "
     return f"{low:,}–{high:,} {name}heads" if low < high else f"{high:,} {name}heads"

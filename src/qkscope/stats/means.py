@@ -153,6 +153,10 @@ class HeadPanel:
         layers, heads = (self._place(model, name)[inside] for name in ("layer", "head"))
         return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
 
+    def count(self, model: str, part: Part = EVERY_HEAD) -> int:
+        """How many heads of a checkpoint are in a part, whether or not they have values."""
+        return int(self._inside(model, part).sum())
+
     def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
         """The layers of a checkpoint's heads, or of a part of them."""
         return [int(layer) for layer in np.unique(self._place(model, "layer")[self._inside(model, part)])]
