@@ -227,7 +227,9 @@ BROKEN = {
         "prediction.csv", lambda path: path.write_bytes(b"a,b\n" + b"1" * 200_000), "has a line of more than 64 KiB",
     ),
     "a Parquet table of 30 GB": ("planes.parquet", lambda path: sparse(path, 30 * 2**30), "is larger than 16,384 MiB"),
-    "a Parquet table that is none": ("planes.parquet", lambda path: path.write_text("a,b\n1,2\n"), "be read as Parquet"),
+    "a Parquet table that is none": (
+        "planes.parquet", lambda path: path.write_text("a,b\n1,2\n"), "cannot be read as Parquet",
+    ),
     "a header that is no text": ("heads.csv", lambda path: path.write_bytes(b"\xff\xfe,b\n1,2\n"), "not UTF-8"),
     "a Parquet table that is a pipe": (
         "buckets.parquet", lambda path: (path.unlink(), os.mkfifo(path)), "is a pipe",
