@@ -108,9 +108,7 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
     """The heads with the largest absolute values."""
     if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
         near = get_close_matches(by, [str(name) for name in heads.columns], 3)
-        raise InputError(
-            f"heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
-        )
+        raise InputError(f"heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else ""))
     order = heads[by].abs().dropna().sort_values(ascending=False, kind="stable").index[:count]
     return set(_listed(heads.loc[order]))
 
