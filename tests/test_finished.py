@@ -78,11 +78,11 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
     again = qkscope.predict(fresh, window=512)
     pd.testing.assert_frame_equal(predicted[["r_q", "r_k", "category"]], again[["r_q", "r_k", "category"]])
     assert predicted["r_q"].notna().all()
-    for file in ("qk.csv", "qk_common.csv"):
-        used, made = pd.read_csv(out / file), pd.read_csv(fresh / file)
-        assert set(used["window"]) == {128}
-        for column in ("r_q", "r_k", "explained_variance", "n_q"):
-            np.testing.assert_allclose(used[column], made[column], atol=1e-6, rtol=0)
+    used, made = pd.read_csv(out / "qk.csv"), pd.read_csv(fresh / "qk.csv")
+    assert set(used["window"]) == {128}
+    for column in ("r_q", "r_k", "explained_variance", "n_q"):
+        np.testing.assert_allclose(used[column], made[column], atol=1e-6, rtol=0)
+    assert not (out / "components.csv").exists()  # the common window is the checkpoint's own
     assert sorted(set(table_of(out, "heads")["window"])) == [16, 32, 64, 128]
     (origin,) = json.loads((out / "provenance.json").read_text())["checkpoints"]
     assert (origin["context"], origin["captured_context"], origin["tokens"]) == (128, 256, 6 * 128)

@@ -8,7 +8,8 @@ from qkscope.report.write import write_report
 from qkscope.run.execute import run_study
 from test_finished import Told
 
-REPORT = ("report.html", "tables/heads.csv", "figures/01_position_signal/figure.png", "figures/99_renumbered/README.md")
+REPORT = ("report.html", "tables/means.csv", "tables/head_changes.parquet", "tables/portraits.csv",
+          "figures/01_position_signal/figure.png", "figures/99_renumbered/README.md")  # fmt: skip
 OUTCOMES = ("ablation.csv", "ablation.json", "ablation_heads.csv", "prediction.csv", "comparison/published/heads.csv",
             "join/scores/join.csv", "collage/a/collage.png")  # fmt: skip
 MINE = ("figures/01_position_signal/notes.txt", "tables/mine.csv", "figures/mine/figure.png", "comparison/notes.txt",
@@ -68,9 +69,9 @@ def test_other_settings_remove_what_earlier_tables_made_and_say_so_once(study, r
     for name in there(reported, OUTCOMES):
         (reported / name).unlink()  # they are empty
     write_report(reported, figures=False)
-    qk, heads = pd.read_csv(reported / "qk.csv"), pd.read_csv(reported / "tables/heads.csv")
-    for column in ("window", "layer", "head"):
-        assert set(heads[column]) == set(qk[column])
+    qk, means = pd.read_csv(reported / "qk.csv"), pd.read_csv(reported / "tables/means.csv")
+    own = means[means["windows"].str.startswith("own") & (means["layer_type"] == "all") & (means["measure"] == "r_q")]
+    assert (own["window"].tolist(), own["heads"].tolist()) == ([qk["window"].max()], [(qk["pc"] == 0).sum()])
 
 
 @pytest.mark.slow
@@ -96,11 +97,11 @@ def test_links_in_the_place_of_outputs_are_left_alone(study, reported, tmp_path)
 
 @pytest.mark.slow
 def test_tables_with_many_rows_per_head_go_when_they_are_not_made_any_more(study, reported):
-    assert (reported / "profile.csv").exists()
+    detail = [f"{name}.parquet" for name in ("buckets", "parts", "planes", "distances", "pairs")]
+    assert there(reported, detail) == detail
     run_study(study(detail=False), reported)
-    assert not (reported / "profile.csv").exists()
-    assert not (reported / "norms_buckets.csv").exists()
-    assert (reported / "qk.csv").exists()
+    assert there(reported, detail) == []
+    assert there(reported, ("qk.csv", "heads.csv")) == ["qk.csv", "heads.csv"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.views import build_tables, write_tables
+from qkscope.report.tables import write_long_tables
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
@@ -218,20 +219,26 @@ def test_a_choice_keeps_the_order_of_the_study_and_skips_what_is_not_there():
 @pytest.mark.slow
 def test_tables_are_written_and_stale_ones_go(tmp_path):
     folder = write_published(tmp_path, common=True, windows=True)
-    written = {path.name for path in write_tables(build_tables(load_results(folder)), folder)}
-    wanted = {"means", "transitions", "heads", "claims"}
-    assert {f"{name}.csv" for name in wanted | {"window_dependence"}} <= written
-    assert {f"{name}_common.csv" for name in wanted} <= written
+    (folder / "tables").mkdir()
+    (folder / "tables/trajectory.csv").touch()  # of version 0.2
+    results = load_results(folder)
+    tables = build_tables(results)
+    written = {path.name for path in (*write_long_tables(tables, folder), *write_tables(tables, folder))}
+    assert {"means.csv", "changes.csv", "window_dependence.csv"} <= written
+    assert {f"{name}{end}.csv" for name in ("transitions", "claims") for end in ("", "_common")} <= written
+    assert {path.name for path in (folder / "tables").iterdir()} == written
     back = pd.read_csv(folder / "tables" / "means.csv")
-    assert back["model"].unique().tolist() == list(load_results(folder).study.names)
-    heads = load_results(folder).heads
-    for row in back[back["measure"] == "r_q"].itertuples():
-        here = heads[(heads["model"] == row.model)]
+    assert back["model"].unique().tolist() == list(results.study.names)
+    rows = back[back["measure"] == "r_q"]
+    assert set(rows["windows"]) == {"own", "common", "own+common", "doubling"}
+    for row in rows.itertuples():
+        heads = {"common": results.common, "doubling": results.windows}.get(row.windows, results.heads)
+        here = heads[(heads["model"] == row.model) & (heads["window"] == row.window)]
         here = here if row.layer_type == "all" else here[here["rotary"] == row.layer_type.lower()]
         assert row.mean == pytest.approx(here["r_q"].mean())
         assert row.sd == pytest.approx(here["r_q"].std())
-        assert row.n == len(here)
-    (folder / "qk_common.csv").unlink()
+        assert row.heads == len(here)
+    (folder / "components.csv").unlink()
     write_tables(build_tables(load_results(folder)), folder)
     assert not list((folder / "tables").glob("*_common.csv"))
 

@@ -154,7 +154,9 @@ def test_an_archive_holds_what_the_card_says_and_is_the_same_each_time(results, 
     with zipfile.ZipFile("results-export.zip") as archive:
         names = archive.namelist()
         card = archive.read("README.md").decode()
-        for table in results.rglob("*.csv"):
+        tables = [path for path in results.rglob("*") if path.suffix in (".csv", ".parquet")]
+        assert {path.name for path in tables} >= {"heads.csv", "buckets.parquet", "means.csv", "changes.csv"}
+        for table in tables:
             assert archive.read(table.relative_to(results).as_posix()) == table.read_bytes()
     front = yaml.safe_load(card.split("---\n")[1])
     files = {config["config_name"]: config["data_files"] for config in front["configs"]}
@@ -357,14 +359,15 @@ def test_results_in_a_notebook(results):
     np.testing.assert_array_equal(heads["r_q"], table[table["pc"] == 0]["r_q"])
     assert "category" in heads.columns
     assert len(loaded.heads(common=True)) == len(heads)
-    assert list(loaded.table("means")["model"].unique()) == ["one", "two"]
+    assert list(loaded.means("r_q")["model"].unique()) == ["one", "two"]
+    assert set(loaded.table("buckets")["model"]) == {"one", "two"}
     assert "position_signal" in loaded.figures
     figure = loaded.figure("position_signal")
     assert any("Tiny" in text.get_text() for text in figure.texts)
     assert loaded.card("position_signal").startswith("# ")
     for call, message in (
         (lambda: loaded.figure("position_signl"), "has no figure 'position_signl'; did you mean 'position_signal'"),
-        (lambda: loaded.table("meens"), "has no table 'meens'; did you mean 'means'"),
+        (lambda: loaded.table("bukets"), "has no table 'bukets'; did you mean 'buckets'"),
         (lambda: qkscope.load_results(5), "should be a path, not int"),
         (lambda: qkscope.report(None), "should be a path, not NoneType"),
     ):

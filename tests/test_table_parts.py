@@ -11,6 +11,7 @@ import pytest
 from qkscope.errors import MomentsFileError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.base import HeadTable, Lens, Measure
+from qkscope.lenses.derived import with_derived
 from qkscope.lenses.registry import head_tables, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout
@@ -44,20 +45,33 @@ def beside(monkeypatch):
 
 def all_at_once(folder, names, window):
     """Every table from all rows in memory, one table after the other."""
-    found = [Moments.load(folder / f"moments/{name}.safetensors") for name in names]
-    settings = RowSettings(None, window)
-    rows = [checkpoint_rows(m, head_tables(), settings, model=n) for n, m in zip(names, found, strict=True)]
-    digits = {table.file: parts.DETAIL_DIGITS for table in head_tables() if table.detail}
-    return {
-        file: csv_text(pd.concat([each[file] for each in rows], ignore_index=True), digits.get(file)).encode()
-        for file in rows[0]
-    }
+    rows = []
+    for name in names:
+        moments = Moments.load(folder / f"moments/{name}.safetensors")
+        tables = checkpoint_rows(moments, head_tables(), RowSettings(None, window), model=name)
+        rows.append({**tables, "heads": with_derived(tables["heads"], tables["replicates"])})
+    return {name: pd.concat([each[name] for each in rows], ignore_index=True) for name in rows[0]}
 
 
 def test_tables_are_the_rows_of_all_checkpoints_in_study_order(finished):
     out = finished()
     expected = all_at_once(out, ["one", "two"], 64)
-    assert {file: (out / file).read_bytes() for file in expected} == expected
+    for name in ("qk", "heads"):
+        assert (out / f"{name}.csv").read_bytes() == csv_text(expected.pop(name)).encode()
+    assert set(expected) == {path.stem for path in out.glob("*.parquet")}
+    assert {"replicates", "layer_means", "buckets", "parts"} <= set(expected)
+    for name, rows in expected.items():
+        stored = pd.read_parquet(out / f"{name}.parquet")
+        plain = name in ("replicates", "layer_means")
+        of_heads = {} if plain else {"depth", "kv_head", "rotary", "rotary_dims", "head_dim", "attention",
+                                     "attention_window", "documents", "errors"}  # fmt: skip
+        assert set(stored.columns) == {*rows.columns} - {*of_heads}
+        for column in stored.columns:
+            if pd.api.types.is_float_dtype(stored[column].dtype):
+                digits = np.float64 if plain else np.float32
+                np.testing.assert_array_equal(stored[column], rows[column].to_numpy(digits), err_msg=column)
+            else:
+                assert stored[column].tolist() == rows[column].tolist(), column
     assert not (out / ".parts").exists()
 
 
@@ -65,8 +79,8 @@ def test_tables_are_the_rows_of_all_checkpoints_in_study_order(finished):
 def test_finished_checkpoints_get_their_tables_beside_the_run(world, tmp_path, finished, here, beside):
     out = run_study(world(), tmp_path / "out")
     assert here == ["two"]  # the last one: nothing runs beside it any more
-    written = [path for path in out.glob("*.csv") if path.name in {table.file for table in head_tables()}]
-    assert len(written) > 10
+    written = [path for path in out.iterdir() if path.suffix in (".csv", ".parquet")]
+    assert {path.name for path in written} >= {"qk.csv", "heads.csv", "buckets.parquet", "replicates.parquet"}
     for path in written:
         assert path.read_bytes() == (finished() / path.name).read_bytes()
     assert not (out / ".parts").exists()
@@ -153,7 +167,7 @@ def test_a_lens_that_another_process_cannot_know_gets_its_table_all_the_same(wor
     with with_lens(Lens(name="ones", title="Ones", question="?", tables=(table,))):
         out = run_study(world(), tmp_path / "out")
     assert here == ["one", "two"]
-    assert set(pd.read_csv(out / "ones.csv")["one"]) == {1.0}
+    assert set(pd.read_csv(out / "heads.csv").query("windows == 'own+common'")["one"]) == {1.0}
 
 
 def test_tables_read_the_moments_of_a_checkpoint_once(finished, tmp_path, monkeypatch):

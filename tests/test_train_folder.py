@@ -1,10 +1,13 @@
 """Tables that grow while a model trains: the rows of a study, byte for byte, through kills and restarts."""
 
+import io
 import json
 import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import qkscope
@@ -32,7 +35,7 @@ def sums(step):
 
 
 def tables(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.csv"))}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".csv", ".parquet")}
 
 
 def probe(folder, step, **options):
@@ -82,7 +85,7 @@ def test_tables_are_those_of_a_study_with_the_same_moments(grown, tmp_path):
     analyze_files(paths, Events(), "test", out=tmp_path / "study", detail=False)
     study, found = tables(tmp_path / "study"), tables(grown)
     assert set(found) <= set(study)
-    assert {"qk.csv", "plasticity.csv", "score.csv", "layer_means.csv", "replicates.csv"} <= set(found)
+    assert {"qk.csv", "heads.csv", "layer_means.parquet", "replicates.parquet"} <= set(found)
     assert {name for name in found if found[name] != study[name]} == set()
 
 
@@ -147,16 +150,28 @@ def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp
     folder = shutil.copytree(grown, tmp_path / "killed")
     record = json.loads((folder / "training.json").read_text())
     last = record["steps"].pop()
-    for table in record["tables"]:
-        lines = (folder / table).read_bytes().splitlines(keepends=True)
-        before = b"".join(line for line in lines if not line.startswith(f"step-{last['step']},".encode()))
-        record["tables"][table] = len(before)
-        if killed_after == "some tables" and table == "score.csv":
-            (folder / table).write_bytes(before)
+    before = {}
+    for name in record["tables"]:
+        if (path := folder / f"{name}.csv").exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            before[path] = b"".join(line for line in lines if not line.startswith(f"step-{last['step']},".encode()))
+            record["tables"][name] = len(before[path])
+        else:  # one row group for each step
+            path, buffer = folder / f"{name}.parquet", io.BytesIO()
+            rows = pd.read_parquet(path)
+            groups = [rows[rows["model"] == f"step-{each['step']}"] for each in record["steps"]]
+            with pq.ParquetWriter(buffer, pq.read_schema(path)) as writer:
+                for group in groups:
+                    writer.write_table(pa.Table.from_pandas(group, writer.schema, preserve_index=False))
+            before[path], record["tables"][name] = buffer.getvalue(), len(groups)
+    assert len(before) >= 4
+    if killed_after == "some tables":
+        for path in (folder / "heads.csv", folder / "layer_means.parquet"):
+            path.write_bytes(before[path])
     (folder / "training.json").write_text(json.dumps(record))
     (folder / ".parts").mkdir()
     (folder / ".parts/step-100.lines").write_text("half a li")
-    (folder / ".score.csv.0a1b2c3d.tmp").write_text("half a ta")
+    (folder / ".heads.csv.0a1b2c3d.tmp").write_text("half a ta")
     probe(folder, 100)(100)
     assert tables(folder) == tables(grown)
     assert not (folder / ".parts").exists()
@@ -247,8 +262,8 @@ def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path
 def test_few_expected_steps_are_written_in_detail(tmp_path):
     probe(tmp_path / "few", 0, expected=20)(0)
     probe(tmp_path / "many", 0, expected=21)(0)
-    assert (tmp_path / "few/profile.csv").is_file()
-    assert not (tmp_path / "many/profile.csv").exists()
+    assert (tmp_path / "few/buckets.parquet").is_file()
+    assert not (tmp_path / "many/buckets.parquet").exists()
     probe(tmp_path / "few", 20, expected=500)(20)  # as it was begun
 
 
@@ -299,8 +314,9 @@ def test_scalars_are_means_and_shares_that_can_be_worked_out_by_hand():
 
 def test_scalars_have_the_errors_of_summaries(grown):
     stored = json.loads((grown / "training.json").read_text())["steps"]
-    table = pd.read_csv(grown / "tables/means.csv").query("layer_type == 'all' and measure == 'r_q'")
-    summary = table.set_index("model")
+    table = pd.read_csv(grown / "tables/means.csv")
+    here = (table["windows"] == "own+common") & (table["layer_type"] == "all") & (table["measure"] == "r_q")
+    summary = table[here].set_index("model")
     for each in stored:
         name = f"step-{each['step']}"
         assert each["scalars"]["qkscope/r_q_mean"] == pytest.approx(summary.loc[name, "mean"], abs=1e-12)

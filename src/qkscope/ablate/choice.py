@@ -40,7 +40,7 @@ class HeadChoice:
 
     names: tuple[str, ...] = ()  # L5H3, …, a category, or `all`
     top: int | None = None
-    by: str = "r_q"  # a column of tables/heads.csv
+    by: str = "r_q"  # a column of heads.csv
     together: bool = False  # edit them as one group, against controls
     controls: int = 4  # groups drawn at random
     seed: int = 0
@@ -59,7 +59,7 @@ def head_name(head: Head) -> str:
 
 
 def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
-    """The units of one checkpoint, from its rows of tables/heads.csv."""
+    """The units of one checkpoint, from its rows of heads.csv."""
     chosen = resolve_heads(choice, heads)
     if not choice.together:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
@@ -108,9 +108,7 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
     """The heads with the largest absolute values."""
     if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
         near = get_close_matches(by, [str(name) for name in heads.columns], 3)
-        raise InputError(
-            f"tables/heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
-        )
+        raise InputError(f"heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else ""))
     order = heads[by].abs().dropna().sort_values(ascending=False, kind="stable").index[:count]
     return set(_listed(heads.loc[order]))
 

@@ -167,7 +167,7 @@ def _is_outcome(row: Any, units: set[str]) -> bool:
 
 
 def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
-    """The columns of tables/heads.csv, from which a request chooses; without those of earlier ablations, if asked."""
+    """The columns of heads.csv, from which a request chooses; without those of earlier ablations, if asked."""
     lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
     return build_tables(load_results(folder), lenses).own.heads
 

@@ -90,7 +90,7 @@ def _add_run(commands: Any) -> None:
         "run",
         "run",
         "measure every checkpoint of a study and write its tables",
-        "Run every checkpoint of a study over its documents, and write all tables (qk.csv and those of every lens)\n"
+        "Run every checkpoint of a study over its documents, and write all tables (qk.csv, heads.csv and others)\n"
         "and provenance.json. If it is stopped or killed, run it again to continue: finished work is not repeated.\n"
         "Tables are byte-identical with any engine and any number of workers.",
         "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"

@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
         folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
     tell_left_out(folder)
     print_summary(folder)
-    print(f"results: {folder}/")
+    tables = [path for path in folder.iterdir() if path.suffix in (".csv", ".parquet")]
+    print(f"results: {folder}/ ({counted(len(tables), 'table')})")
     print(f"next: qkscope report {shlex.quote(str(folder))}")
     return 0
 

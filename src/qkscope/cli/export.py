@@ -19,7 +19,7 @@ PUSH = """\
 Upload a results folder to the Hub: what `qkscope export --parquet` writes as a dataset, the page as a static Space of
 the same name. Set HF_TOKEN to authenticate. With --dry-run, nothing leaves this machine.
 """
-WITH_TEXT = "also include tables with document text (sample.csv), and show that text on the page"
+WITH_TEXT = "also include tables with document text (tokens.csv), and show that text on the page"
 
 
 def add_export(commands: Any) -> None:

@@ -18,7 +18,7 @@ in the same table; for scores at several lengths, so is length.
 EXAMPLES = """\
 examples:
   qkscope join results/models --scores scores.csv
-  qkscope join results/models --scores scores.csv --measure r_q --measure plasticity.ap --models models.csv
+  qkscope join results/models --scores scores.csv --measure r_q --measure ap --models models.csv
   qkscope join published:models --scores published:longbench-pro --measure ap_drop --out join
 """
 AMONG = """\

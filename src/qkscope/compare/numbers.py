@@ -86,7 +86,7 @@ def _by_depth(column: str) -> tuple[Number, ...]:
 
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
-    """The mean over heads of a measure along the drift axis, and its quartiles; `cell` ends in _abs for absolute values."""
+    """The mean over heads of a measure along the drift axis, and quartiles; `cell` ends in _abs for absolute values."""
     magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
     numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
     for statistic, (_, which) in _QUARTILES.items() if quartiles else ():

@@ -1,11 +1,12 @@
 """The heads of a study as other samples of documents would have given them, for errors of means and shares over heads.
 
-`replicates.csv` has r_q, r_k and explained variance of component 0 without each document group in turn. Leaving out a
-group moves a number by far less than another sample of all documents would; scaled up to that size, on Fisher's scale
-for correlations, each replicate is a draw. In another sample a head whose r_q is near 0 might have the other sign, and
-its r_k with it: draws are oriented by the published rule, and their signs judged sure or not, as in tables. Whatever is
-computed from the heads (a mean, a share of a category, a difference between entries) is computed from every draw too,
-and their spread is its error: for means that is the jackknife's, and for shares, which jump, it is smoother.
+The table `replicates` has r_q, r_k and explained variance of component 0 without each document group in turn. Leaving
+out a group moves a number by far less than another sample of all documents would; scaled up to that size, on Fisher's
+scale for correlations, each replicate is a draw. In another sample a head whose r_q is near 0 might have the other
+sign, and its r_k with it: draws are oriented by the published rule, and their signs judged sure or not, as in tables.
+Whatever is computed from the heads (a mean, a share of a category, a difference between entries) is computed from
+every draw too, and their spread is its error: for means that is the jackknife's, and for shares, which jump, it is
+smoother.
 """
 
 from __future__ import annotations

@@ -501,7 +501,7 @@ def _by_window(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_file(name: str, common: bool) -> str:
-    """`trajectory.csv`, or `trajectory_common.csv` at the common window."""
+    """`claims.csv`, or `claims_common.csv` at the common window."""
     return f"{name}{COMMON_SUFFIX if common else ''}.csv"
 
 

@@ -72,7 +72,7 @@ def compared_pairs(grid: Grid) -> list[tuple[int, int]]:
 
 
 def _changes(at: WindowView, pairs: list[tuple[str, str]]) -> pd.DataFrame | None:
-    """Rows of `changes.csv` for these pairs, as far as both have heads here; None where nothing can be paired."""
+    """Rows of `head_changes` for these pairs, as far as both have heads here; None where nothing can be paired."""
     if at.replicates is None or not (at.study.one_run and at.study.same_documents):
         return None
     there = [pair for pair in pairs if set(pair) <= set(at.names)]

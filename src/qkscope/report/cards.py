@@ -16,7 +16,7 @@ from qkscope.lenses.base import Figure, Measure
 from qkscope.lenses.charts import Shares, Trajectories
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.lenses.views import Results, WindowView
-from qkscope.report.charts import function_name
+from qkscope.report.catalogue import drawing_place
 from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
 from qkscope.results.provenance import CorpusRecord
@@ -197,4 +197,4 @@ def _production(figure: Figure, tables: Results) -> list[Run]:
         runs.append(f" · {counted(low, 'document') if low == high else f'{low:,}–{high:,} documents'}")
     if corpus.fingerprint and re.fullmatch(r"[\w:]+", corpus.fingerprint):
         runs += [" · ", Code(corpus.fingerprint[:19])]
-    return [*runs, " · ", Code(function_name(figure))]
+    return [*runs, " · ", Code(drawing_place(figure).replace(":", "."))]

@@ -1,15 +1,24 @@
-"""The figures of a report: ten main ones, by number, and an appendix."""
+"""The figures of a report: ten main ones, by number, and an appendix; which function draws each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qkscope.lenses.base import Figure, Lens
+from qkscope.lenses.charts import DepthMap, Drawing, HeadMap, HeadScatter, Shares, Trajectories
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import Results
 
 APPENDIX = "appendix"
 LAST = 100  # behind every number
+# By place, because cards name the function and must not import matplotlib for that.
+PLACES: Mapping[type, str] = {
+    Trajectories: "qkscope.report.charts.trajectories:draw_trajectories",
+    Shares: "qkscope.report.charts.shares:draw_shares",
+    DepthMap: "qkscope.report.charts.maps:draw_depth_map",
+    HeadMap: "qkscope.report.charts.maps:draw_head_map",
+    HeadScatter: "qkscope.report.charts.scatter:draw_head_scatter",
+}
 
 
 def catalogue(lenses: Sequence[Lens] | None = None) -> list[Figure]:
@@ -26,3 +35,8 @@ def drawable(tables: Results) -> list[Figure]:
 def folder_name(figure: Figure) -> str:
     """`01_position_signal`, or `appendix_norms`: another lens never renumbers a figure."""
     return f"{APPENDIX}_{figure.name}" if figure.number is None else f"{figure.number:02d}_{figure.name}"
+
+
+def drawing_place(figure: Figure) -> str:
+    """The function that draws a figure, as `package.module:name`."""
+    return figure.chart.function if isinstance(figure.chart, Drawing) else PLACES[type(figure.chart)]

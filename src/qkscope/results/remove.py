@@ -111,7 +111,7 @@ def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
     for shards in _subfolders(layout.shards_folder(folder), NAME):
         _remove_temporary(shards, SHARD, unlocked=alone)
     for place, (names, files) in layout.OUTPUTS.items():
-        for each in _subfolders(layout.outputs_folder(folder, place), names):
+        for each in _subfolders(folder / place, names):
             _remove_temporary(each, _any_of(files))
 
 

@@ -39,6 +39,7 @@ from qkscope.page.write import write_page
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import drawable, folder_name
 from qkscope.report.summary import summarize
+from qkscope.report.tables import write_long_tables
 from qkscope.report.write import page_cards
 from qkscope.results.archive import is_archive
 from qkscope.results.folder import (
@@ -120,6 +121,7 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
         tables = build_tables(load_results(place))
     except TableError as error:  # what is wrong with the export is wrong with the results folder
         raise TableError(str(error).replace(str(place), str(folder))) from None
+    write_long_tables(tables, place)
     write_tables(tables, place)
     write_page(tables, summarize(tables).to_page(), page_cards(tables))
     if not _write_figures(tables, folder, place):
@@ -161,12 +163,12 @@ def _named(path: Path) -> Iterator[None]:
 
 def _column_names(path: Path) -> list[str]:
     """The column names of a table, in lower case."""
-    if path.suffix == ".parquet":
-        try:
-            return [name.lower() for name in pq.read_schema(path).names]
-        except (pa.ArrowInvalid, OSError) as error:
-            raise TableError(f"{path}: cannot be read as Parquet ({first_line(error)})") from None
     with _named(path), opened(path, LARGEST_TABLE) as file:
+        if path.suffix == ".parquet":
+            try:
+                return [name.lower() for name in pq.read_schema(file).names]
+            except (pa.ArrowInvalid, OSError) as error:
+                raise Unreadable(f"cannot be read as Parquet ({first_line(error)})") from None
         line = file.readline(LONGEST_LINE + 1)
         if len(line) > LONGEST_LINE:
             raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")

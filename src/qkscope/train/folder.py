@@ -306,7 +306,7 @@ class TrainingFolder:
 
 
 def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, float]:
-    """An entry in a few numbers for trackers, those of `qkscope log`, from its lines of qk.csv and replicates.csv."""
+    """An entry in a few numbers for trackers, those of `qkscope log`, from its rows of `qk` and `replicates`."""
     from qkscope.lenses.registry import registered
     from qkscope.lenses.views import WindowView
     from qkscope.results.entries import Entries, Entry

@@ -134,7 +134,7 @@ def _ratio(above: Array, below: Array, otherwise: float = 0.0) -> Array:
 
 
 def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """What `plasticity.csv` says of a layer's heads."""
+    """The measures of a layer's heads, (heads,)."""
     values = cell_values(sums)
     weighed = Weighed(values)
     ap, content, alone = (weighed.mean(each) for each in (values.ap, values.content, values.same_position))
@@ -166,7 +166,7 @@ def _ends(weighed: Weighed) -> dict[str, Array]:
 
 
 def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """What `plasticity_profile.csv` says: (heads, parts)."""
+    """The same by position of the query: (heads, parts)."""
     values = cell_values(sums)
     weighed, cells = Weighed(values), values.cells
     parts = cells.grid.parts

@@ -19,7 +19,7 @@ MOST_COLUMNS = 6  # of seeds and models together
 
 @dataclass(frozen=True)
 class HeadProfile:
-    """A head of an entry: its rows of `profile.csv`, its numbers, and why it was chosen."""
+    """A head of an entry: its rows of `buckets`, its numbers, and why it was chosen."""
 
     model: str
     layer: int

@@ -33,7 +33,7 @@ class HeadKernel:
     layer: int
     head: int
     window: float
-    rows: pd.DataFrame  # of rope_kernel.csv
+    rows: pd.DataFrame  # of `distances`
     planes: pd.DataFrame  # of rope_planes.csv
 
     @property

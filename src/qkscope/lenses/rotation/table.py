@@ -1,4 +1,4 @@
-"""`rotated.csv`: what position does along the drift axis a and the separation axis b, and what these axes miss.
+"""What position does along the drift axis a and the separation axis b, and what these axes miss.
 
 All numbers follow exactly from a window's sums, so a replicate without a group of documents has its own axes and
 its own numbers. Those in the second half need no axis.

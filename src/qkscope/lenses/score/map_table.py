@@ -1,4 +1,4 @@
-"""`score_map.csv`: the mean score of each query bucket with keys of up to 16 parts of the window."""
+"""Score maps: the mean score of each query bucket with keys of up to 16 parts of the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`score.csv`: what a head's scores are made of, and whether late or early keys win."""
+"""What a head's scores are made of, and whether late or early keys win."""
 
 from __future__ import annotations
 

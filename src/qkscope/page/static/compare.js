@@ -246,7 +246,7 @@ export function differenceMap(app) {
   if (!data.oneRun || data.checkpoints.length < 2) return null;
   const name = () => (store.state.measure === "r_q" ? "r_q" : "r_k");
   const pair = () => [store.state.compare[0], store.state.compare.at(-1)];
-  // As tables/changes.csv: where the sign of a head is not known, a flip is no change.
+  // As tables/head_changes.parquet: where the sign of a head is not known, a flip is no change.
   const value = (h) => {
     const [a, b] = pair();
     const from = cameFrom(data, store.state, a, b, h)[name() === "r_q" ? 0 : 1];

@@ -144,7 +144,7 @@ function drawVariance(g) {
   return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "explained_variance", "mean explained variance")]);
 }
 
-// The table behind all three: one row per checkpoint, the columns of tables/trajectory.csv and tables/concordance.csv.
+// The table behind all three: one row per checkpoint.
 export function trajectoryTable(app) {
   const measures = ["r_q", "r_k", "r_k_abs", "explained_variance"];
   const columns = ["model", "heads", "window", ...measures.flatMap((m) => [m, `${m}_std`]), "concordant", "discordant"];
