@@ -43,7 +43,7 @@ def test_run_says_what_it_does_in_plain_lines(world, tmp_path):
     world()
     done = run_warm("run", "study.yaml", "--out", "out", cwd=tmp_path)  # another process, output not a terminal
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"results: out/ \(\d+ tables\)\nnext: qkscope report out\n", done.stdout)
+    assert re.search(r"\nresults: out/ \(\d+ tables\)\nnext: qkscope report out\n", done.stdout)
     assert "wrote" not in done.stderr
     assert "study world: 2 checkpoints, 1.92K tokens" in done.stderr
     assert "sums: " in done.stderr
