@@ -597,8 +597,8 @@ def test_texts_that_all_begin_alike_have_errors(checkpoints):
     moments = qkscope.capture_moments(model, windows)
     tables = [table for lens in registered() for table in lens.tables if table.rows is not None]
     rows = checkpoint_rows(moments, tables, RowSettings(), model="model")
-    assert set(rows) > {"qk.csv", "norms_buckets.csv"}
-    buckets = rows["norms_buckets.csv"]
+    assert set(rows) > {"qk", "heads", "buckets"}
+    buckets = rows["buckets"]
     assert (buckets.loc[buckets["bucket"] == 0, "rms_q_se"] <= 1e-12).any()
 
 

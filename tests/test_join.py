@@ -474,7 +474,7 @@ def test_a_results_folder_is_joined_by_means_over_heads(published_folder, tmp_pa
     assert row["r"] == pytest.approx(np.corrcoef(means, np.arange(len(means)) ** 2)[0, 1])
     assert list(found.points["model"]) == list(means.index)
     assert math.isnan(row["partial_r"])  # one size: nothing to hold equal
-    with pytest.raises(InputError, match="no such column of heads"):
+    with pytest.raises(InputError, match="no such measure of heads"):
         join_scores(JoinRequest(str(published_folder), given_scores, ["nonsense"]), tmp_path / "out")
 
 

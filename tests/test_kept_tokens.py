@@ -137,7 +137,7 @@ def test_a_layer_has_the_even_sample_and_the_tokens_that_lie_farthest_out(kept_t
 
 
 def test_tokens_have_their_text_as_it_was(kept_tokens):
-    mine = pd.read_csv(kept_tokens / "sample.csv", keep_default_na=False)
+    mine = table_of(kept_tokens, "tokens")
     assert not mine["text"].str.startswith(("=", "-", "+", "@")).any()  # nothing that a spreadsheet would compute
     for row in mine.itertuples():
         assert json.loads(row.text) == TOKEN_TEXTS[int(row.document)][int(row.position)]
@@ -145,7 +145,7 @@ def test_tokens_have_their_text_as_it_was(kept_tokens):
 
 def test_the_columns_are_those_that_are_declared(kept_tokens):
     assert set(AXES) == {*(f"pc{i}" for i in range(10)), "a", "b"}
-    columns = pd.read_csv(kept_tokens / "sample.csv", nrows=0).columns
+    columns = table_of(kept_tokens, "tokens").columns
     assert {f"{kind}_{axis}" for kind in "qk" for axis in AXES} <= set(columns)
 
 
@@ -153,11 +153,11 @@ def test_tables_without_vectors_have_no_sample_and_an_old_one_goes(kept_tokens, 
     copy = tmp_path / "copy"
     shutil.copytree(kept_tokens, copy)
     shutil.rmtree(copy / "vectors")
-    assert (copy / "sample.csv").is_file()
+    assert (copy / "tokens.csv").is_file()
     assert main(["analyze", str(copy)]) == 0
-    assert not (copy / "sample.csv").exists()
+    assert not (copy / "tokens.csv").exists()
     assert main(["analyze", str(kept_tokens), "--no-detail", "--out", str(tmp_path / "short")]) == 0
-    assert not (tmp_path / "short/sample.csv").exists()
+    assert not (tmp_path / "short/tokens.csv").exists()
 
 
 # --- the drawer -------------------------------------------------------------------------------------
@@ -288,8 +288,7 @@ def test_the_pointer_finds_a_token(kept_tokens, token_page, visit):
 def test_tokens_whose_texts_were_not_kept_are_named_by_their_place(kept_tokens, visit, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(kept_tokens, copy)
-    table = pd.read_csv(copy / "sample.csv", keep_default_na=False)
-    put(copy, "tokens", table.assign(text=""))
+    put(copy, "tokens", table_of(copy, "tokens").assign(text=""))
     assert main(["report", str(copy), "--no-figures"]) == 0
     _, document, position = farthest_by_hand(rows_of(kept_tokens, 0, 1), "pc0", "pc1")[0]
     with visit(copy / "report.html", "#head=0.1") as page:

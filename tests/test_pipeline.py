@@ -353,11 +353,16 @@ def test_a_device_map_spreads_layers_and_their_sums(checkpoints):
 
 
 @pytest.mark.slow
-def test_the_report_draws_common_figures_only_where_contexts_differ(finished, tmp_path, checkpoints, sketches):
+def test_the_report_is_about_the_common_window_only_where_contexts_differ(finished, tmp_path, checkpoints, sketches):
     from qkscope.report.write import write_report
 
     both, alone = finished(), finished(checkpoints=one(checkpoints))
-    assert "01_position_signal_common" in {path.parent.name for path in write_report(both, out=tmp_path / "both")}
-    names = {path.parent.name for path in write_report(alone, out=tmp_path / "alone")}
-    assert "01_position_signal" in names
-    assert not any("common" in name for name in names)
+    for results, differ in ((both, True), (alone, False)):
+        out = tmp_path / ("both" if differ else "alone")
+        written = {path.relative_to(out).as_posix() for path in write_report(results, out=out)}
+        assert "figures/01_position_signal/figure.png" in written
+        card = (out / "figures/01_position_signal/README.md").read_text(encoding="utf-8")
+        assert ("Hollow: the first 64 tokens." in card) is differ
+        assert ("tables/claims_common.csv" in written) is differ
+        means = pd.read_csv(out / "tables/means.csv")
+        assert ("common" in set(means["windows"])) is differ

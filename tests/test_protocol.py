@@ -128,12 +128,12 @@ def test_vectors_of_another_run_do_not_pass_for_this_ones(world, tmp_path, monke
     world(stage="pre_rope")
     assert main(["run", "study.yaml", "--out", "out", "--vectors", "0.5"]) == 2
     assert "checkpoint 'one'" in capsys.readouterr().err
-    assert (tmp_path / "out/sample.csv").is_file()
+    assert (tmp_path / "out/tokens.csv").is_file()
     # Vectors that belong to what is replaced would lie beside moments of other settings, and tables would use them.
     assert main(["run", "study.yaml", "--out", "out", "--overwrite"]) == 0
     assert "one: removed the vectors of earlier settings" in capsys.readouterr().err
     assert not list((tmp_path / "out/vectors").iterdir())
-    assert not (tmp_path / "out/sample.csv").exists()
+    assert not (tmp_path / "out/tokens.csv").exists()
 
 
 def test_vectors_are_replaced_where_that_is_asked_for_and_what_is_not_ours_stays(world, tmp_path, monkeypatch, capsys):
