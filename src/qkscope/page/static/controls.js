@@ -142,8 +142,8 @@ export function legend(app) {
       const off = store.state.hidden.category.includes(category.name);
       if (i === data.undefinedCode && !s.counts[i] && !off) return null;
       const chip = button(swatchOf(app, i), () => toggle(category.name), { class: "chip", "aria-pressed": String(!off) });
-      const against = i === 0 && s.against && !off ? element("span", { class: "about" }, " (", swatchOf(app, 0, "rotary", true), ` ${s.against} with keys against)`) : "";
-      chip.append(` ${data.categoryName(i, store.state.component)} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`), against);
+      const against = i === 0 && s.against && !off ? element("span", { class: "about" }, " (", swatchOf(app, 0, "rotary", true), ` ${s.against} with ${data.about.against.name})`) : "";
+      chip.append(` ${data.categoryName(i, store.state.component)} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off || !s.heads ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`), against);
       return chip;
     });
     node.replaceChildren(...chips.filter(Boolean));

@@ -188,6 +188,13 @@ function detailCharts(app, head, details) {
   return [...windowCharts(app, head, details), ...tokens];
 }
 
+// What a chart draws: its rows; of a kernel its planes and its window, too.
+function rowsOf({ data, store }, details, table, choice, head) {
+  const { checkpoint } = store.state;
+  const rows = (name) => details.rows(name, choice, checkpoint, head);
+  return table === "kernel" ? { detail: rows("kernel"), planes: rows("planes"), window: data.window(choice, checkpoint) } : rows(table);
+}
+
 function windowCharts(app, head, details) {
   const { data, store } = app;
   const { checkpoint } = store.state;
@@ -199,23 +206,23 @@ function windowCharts(app, head, details) {
   const charts = [
     ["profile", "Where queries and keys lie along PC0, by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
     ["map", "Which keys win: score map", drawScoreMap],
-    ["kernel", "Mean score by distance: RoPE alone (line), measured (marks)", drawKernel],
+    ["kernel", "Mean score by distance: rotated means (line), measured (marks)", drawKernel],
     ["plasticity", "Plasticity along the window", drawPlasticity],
   ];
   return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
     const windows = shownWindows(app, table, checkpoint);
-    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => details.rows(table, choice, checkpoint, head), drawIt);
+    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => rowsOf(app, details, table, choice, head), drawIt);
     return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, table === "map" ? 260 : 200), draw));
   });
 }
 
-function header(app) {
+function header(app, node) {
   const { data, store } = app;
   const heading = element("h3", { id: "title-head", tabindex: "-1" });
   const step = (by) => store.set({ head: ((store.state.head ?? 0) + by + data.nHeads) % data.nHeads });
   const link = element("a", { class: "permalink" }, "link to this head");
   const copy = () => copyText(app, window.location.href.replace(/#.*$/, "") + toHash(data, store.state), "Link copied");
-  const tools = [link, button("Copy link", copy, { class: "tool" }), button("‹", () => step(-1), { class: "tool", "aria-label": "Previous head" }), button("›", () => step(1), { class: "tool", "aria-label": "Next head" }), button("Close", () => store.set({ head: null }), { class: "tool", id: "close-head" })];
+  const tools = [link, button("Copy link", copy, { class: "tool" }), button("⇄", () => node().classList.toggle("left"), { class: "tool", id: "move-drawer", "aria-label": "Move this panel to the other side" }), button("‹", () => step(-1), { class: "tool", "aria-label": "Previous head" }), button("›", () => step(1), { class: "tool", "aria-label": "Next head" }), button("Close", () => store.set({ head: null }), { class: "tool", id: "close-head" })];
   const update = () => {
     const { head, checkpoint } = store.state;
     heading.replaceChildren(`Head ${data.name(head)} ${data.atOrIn} `, named(data.checkpoints[checkpoint].label));
@@ -257,17 +264,38 @@ export function startChips(app) {
   return node;
 }
 
+// On which side the drawer opens: on the left where the right one would hide what was clicked or has the focus. Nothing
+// else on the page moves.
+function placeDrawer(node, at) {
+  const { width } = node.getBoundingClientRect();
+  node.classList.toggle("left", at !== null && at > window.innerWidth - width && at > width);
+}
+
+// Where a reader acted last: the place of the pointer, or the middle of what has the focus.
+function watchActions() {
+  let x = null;
+  document.addEventListener("pointerdown", (event) => (x = event.clientX), { capture: true });
+  document.addEventListener("keydown", () => (x = null), { capture: true });
+  return () => {
+    if (x !== null) return x;
+    const active = document.activeElement;
+    if (!active || active === document.body) return null;
+    const { left, width } = active.getBoundingClientRect();
+    return left + width / 2;
+  };
+}
+
 export function headDrawer(app) {
   const { store, data } = app;
   app.unfolded = new Set();
-  const top = header(app);
+  const top = header(app, () => node);
   const body = element("div", { class: "drawer-body", tabindex: "0", role: "region", "aria-label": "About this head" });
   const node = element("aside", { class: "drawer", id: "head", "aria-labelledby": "title-head", hidden: true }, top.node, body);
+  const lastAction = watchActions();
   let [details, opener, asked] = [null, null, false];
   const draw = () => {
     const { head } = store.state;
     node.hidden = head === null;
-    document.documentElement.classList.toggle("with-drawer", head !== null);
     if (head === null) return;
     top.update();
     fill(app, body, head, details);
@@ -285,7 +313,11 @@ export function headDrawer(app) {
       const active = document.activeElement;
       if (opens && active && active !== document.body) opener = active;
       if (store.state.head === null && node.contains(active)) queueMicrotask(() => (opener?.isConnected ? opener : document.getElementById("search"))?.focus({ preventScroll: true }));
-      if (opens) body.scrollTop = 0;
+      if (opens) {
+        body.scrollTop = 0;
+        node.hidden = false;
+        placeDrawer(node, lastAction());
+      }
     }
     if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme", "tokenAxes", "tokenDocument"].some((key) => changed.has(key))) draw();
   });
@@ -294,6 +326,13 @@ export function headDrawer(app) {
   });
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") store.set({ head: null });
+  });
+  // What gets the focus by the keyboard must not be behind it.
+  document.addEventListener("focusin", ({ target }) => {
+    if (node.hidden || node.contains(target) || !target.matches?.(":focus-visible")) return;
+    const [one, drawer] = [target.getBoundingClientRect(), node.getBoundingClientRect()];
+    const middle = one.left + one.width / 2;
+    if (middle > drawer.left && middle < drawer.right) node.classList.toggle("left");
   });
   draw();
   return { node };

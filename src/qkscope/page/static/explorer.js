@@ -127,6 +127,7 @@ export function explorer(app) {
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "zoom", "theme"],
     card: "phase_portraits",
+    categories: () => true,
     options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, zoomButtons(app), clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
     draw,

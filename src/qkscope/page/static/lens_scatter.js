@@ -89,6 +89,7 @@ export function scatterSpec(app, { columns, title, diagonal = false }) {
   const { data, store, selection } = app;
   return {
     surface: "canvas",
+    categories: () => true,
     uses: ["head", "hover"],
     height: (width) => Math.round(Math.min(460, Math.max(300, width * 0.8))),
     draw: drawScatter(columns, diagonal),

@@ -27,6 +27,7 @@ import { shareViews } from "./shares.js";
 import { signalView } from "./signal.js";
 import { size, whole } from "./format.js";
 import { waterfallView } from "./waterfall.js";
+import { WINDOW_FILES, windowWords } from "./both_windows.js";
 import { windowView } from "./windows.js";
 
 function makeTooltip() {
@@ -77,14 +78,14 @@ function createApp(data) {
   app.announce = makeAnnouncer();
   app.cards = new Cards(app);
   app.headTable = (checkpoint, filtered) => headTable(app, checkpoint, filtered);
-  app.describe = () => {
-    const { checkpoint, component, choice } = store.state;
-    const where = choice === "common" ? `common window of ${whole(data.window("common", checkpoint))} tokens` : `each ${data.noun} at its own context`;
+  // What a file shows: checkpoint, window ("own", "common", "both" or none), component, heads.
+  app.describe = (window, subject = "") => {
+    const { checkpoint, component } = store.state;
     const words = app.selection.words();
-    return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
+    const heads = subject ? "" : `${app.selection.title()}${words ? ` (${words})` : ""}`;
+    return [`${data.checkpoints[checkpoint].label} on the slider`, `PC${data.components[component]}`, window ? windowWords(data, window, checkpoint) : "", heads].filter(Boolean).join("; ");
   };
-  // Of what a file is: checkpoint, window, component.
-  app.where = () => [data.checkpoints[store.state.checkpoint].label, store.state.both ? "both-windows" : `${store.state.choice}-window`, `PC${data.components[store.state.component]}`];
+  app.where = (window) => [data.checkpoints[store.state.checkpoint].label, ...(window ? [WINDOW_FILES[window]] : []), `PC${data.components[store.state.component]}`];
   app.problems = problems;
   app.motion = new Motion(app);
   prefersDark.addEventListener("change", () => store.touch("theme"));
@@ -210,7 +211,7 @@ function connect(app) {
   const address = addressWriter(app);
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    if (isLinked(changed) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
+    if ((isLinked(changed) || changed.has("playing")) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
     if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);
   });

@@ -3,14 +3,13 @@
 import { View } from "./view.js";
 import { SCALE, colourScale, drawScale } from "./lens_cells.js";
 import { StatisticColumn, columnLines, columnTable, keptWords } from "./columns.js";
-import { attachCells, cellsHeight, drawCells } from "./cells.js";
+import { attachCells, cellText, cellsHeight, drawCells } from "./cells.js";
 import { boxButton } from "./pointing.js";
 import { element } from "./dom.js";
 import { headLines } from "./explorer.js";
 import { headPaint } from "./colours.js";
 import { correlation } from "./format.js";
 import { significant } from "./numbers.js";
-import { textWidth } from "./pen.js";
 
 const LETTERS = ["P", "Q", "K", "C", "M", "?"]; // beside colour, for readers who see it differently
 const FIRST = ["position_share", "ap", "r_q_excess", "loss_kernel", "late_advantage"]; // what readers ask for most
@@ -45,8 +44,7 @@ function draw(g) {
     const value = column.at(state, state.checkpoint, h);
     if (!Number.isFinite(value)) return { fill: null, text: "?" };
     const number = app.statistics[column.name] ? correlation(value) : significant(value, 2);
-    const negative = colours.diverging && value <= -0.005 * colours.high ? "−" : "";
-    return { fill: colours.of(value), text: place.across > textWidth(number, 11) + 8 ? number : negative };
+    return { fill: colours.of(value), text: cellText(number, place) };
   });
   drawScale(g, colours, column);
 }
@@ -90,6 +88,7 @@ export function headMap(app) {
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "measure", "theme"],
     card: null,
+    categories: () => columnOf(app) === null,
     options: [picker],
     height: () => cellsHeight(app) + SCALE.height,
     draw,

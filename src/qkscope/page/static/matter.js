@@ -9,6 +9,7 @@ import { meanAndSpread } from "./stats.js";
 import { percent, plural } from "./format.js";
 import { partColours, readableOn } from "./colours.js";
 import { scatterSpec } from "./lens_scatter.js";
+import { detailTable, shownHead } from "./onehead.js";
 import { shareEstimate } from "./numbers.js";
 
 const SHARES = [["position_share", "position of the key"], ["query_position_share", "position, by query"], ["preference_share", "fixed preference"], ["query_share", "query and key"]];
@@ -89,26 +90,25 @@ function ablation(app) {
   });
 }
 
-function shownLayer(app) {
-  const { head } = app.store.state;
-  return head === null ? app.data.layers[0] : app.data.layers[head];
-}
+const shownLayer = (app) => app.data.layers[shownHead(app)];
 
 function plasticity(app) {
   const { detail } = app.data.about.data;
   const { data, store } = app;
   const at = () => [...detail.checkpoints].sort((a, b) => Math.abs(a - store.state.checkpoint) - Math.abs(b - store.state.checkpoint))[0];
-  const common = { surface: "svg", details: true, allHeads: true, uses: ["head", "checkpoint", "choice", "theme"], height: () => 280 };
-  const head = () => store.state.head ?? 0;
+  const common = { surface: "svg", details: true, allHeads: true, uses: ["head", "checkpoint", "component", "choice", "theme"], height: () => 280 };
+  const head = () => shownHead(app);
   const make = (table, spec, draw, unit) => !detail.tables[table] ? null : new View(app, {
     ...common, ...spec,
     draw: (g) => (g.details ? draw(g, g.details.rows(table, store.state.choice, at(), unit())) : []),
+    subject: spec.of,
+    table: (_, details) => detailTable(app, details, { table, windows: [store.state.choice], checkpoint: at(), unit: unit(), ofLayer: table === "pairs" }),
     note: () => `${spec.of()} ${data.place(at())}. ${spec.says}`,
     label: () => `${spec.title}: ${spec.of()} ${data.place(at())}`,
   });
   return [
     make("plasticity", { id: "plasticity", title: "Can queries still change which key wins?", card: "plasticity", of: () => data.name(head()), says: "How often two queries disagree about which of two earlier keys wins; dashed: two queries at exactly one position, not of one position bucket. Bars: ± 1 standard error." }, drawPlasticity, head),
-    make("pairs", { id: "pairs", title: "The same by distance", card: "plasticity", of: () => `Heads of layer ${shownLayer(app)}`, says: "Dark: queries disagree often." }, drawPairs, () => shownLayer(app)),
+    make("pairs", { id: "pairs", title: "The same by distance", card: "plasticity", of: () => `heads of layer ${shownLayer(app)}`, says: "Dark: queries disagree often." }, drawPairs, () => shownLayer(app)),
   ];
 }
 
