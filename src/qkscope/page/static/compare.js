@@ -162,7 +162,7 @@ function errorWords(app) {
   const words = "± is one standard error over documents.";
   const { error, paired } = differenceOf(app, "r_q");
   if (!Number.isFinite(error) || app.store.state.compare.length !== 2) return words;
-  return `${words} That of B − A is ${paired ? "paired: both read the same documents, and what these do to both cancels." : "unpaired: as if A and B had read different documents."}`;
+  return `${words} B − A is ${paired ? "paired: both read the same documents." : "unpaired: the errors of A and B are combined as if their documents differed."}`;
 }
 
 function fillTable(app, head, body) {
@@ -210,7 +210,7 @@ export function compareView(app) {
   const what = data.oneRun ? "two" : "the";
   const view = new View(app, {
     id: "compare", surface: "canvas", categories: () => true, title: `Compare ${what} ${data.noun}s`,
-    about: "The same selection, window, component and axes everywhere.",
+    about: "Same selection, context length, component, and axes.",
     options: [pickers(app)],
     uses: ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "theme"],
     height: (width) => {
@@ -272,6 +272,6 @@ export function differenceMap(app) {
     table: () => ({ columns: ["layer", "head", `${name()}_difference`, `${name()}_difference_se`, "paired"], rows: data.layers.map((layer, h) => [layer, data.heads[h], value(h), errorOf(h)[0], Number(errorOf(h)[1])]) }),
     attach: (view) => attachCells(view, lines),
     label: () => `${name()} of every head, ${ends()}. Arrow keys move, Enter selects.`,
-    note: () => `${name()}, ${ends()}. Green-blue: rose; brown: fell.${Number.isFinite(data.changeError(name(), store.state, ...pair(), 0)) ? " Errors are paired." : data.hasErrors ? " Errors are unpaired: single heads have paired ones for neighbours and from first to last, on PC0." : ""}`,
+    note: () => `${name()}, ${ends()}. Green: increase; brown: decrease.${Number.isFinite(data.changeError(name(), store.state, ...pair(), 0)) ? " Standard errors are paired." : data.hasErrors ? " Standard errors are unpaired: single heads have paired ones from each checkpoint to the next and from first to last, on PC0." : ""}`,
   });
 }

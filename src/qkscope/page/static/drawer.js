@@ -125,8 +125,8 @@ function about(app, head) {
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)];
   const reach = data.number("attention_window", checkpoint, head);
   return definition([
-    ["category", `${data.categoryName(source.category[at], component)}${data.runsAgainst(choice, at) ? ", keys against" : ""}`],
-    ...(data.hasErrors ? [["how sure", sureness(data, store.state, checkpoint, head)]] : []),
+    ["category", `${data.categoryName(source.category[at], component)}${data.runsAgainst(choice, at) ? `, ${data.about.against.name}` : ""}`],
+    ...(data.hasErrors ? [["confidence", sureness(data, store.state, checkpoint, head)]] : []),
     ...estimates(data, store.state, checkpoint, head).map(([name, text]) => [name, text, data.hasErrors ? "value ± 1 standard error over documents" : ""]),
     ["n", `${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`],
     ["window", Number.isFinite(source.window[at]) ? `${whole(source.window[at])} tokens` : "not recorded"],
@@ -150,7 +150,7 @@ function lensFacts(app, head) {
   const { data, store } = app;
   const parts = data.lenses.filter((lens) => lens.listed.length).map((lens) => {
     // What is folded is worked out when it is unfolded: there are a hundred columns, each with a rank among all heads.
-    const entries = () => lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
+    const entries = () => lens.listed.map((column) => [column.title, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
     const open = app.unfolded.has(lens.name);
     const toggled = () => {
       app.unfolded[node.open ? "add" : "delete"](lens.name);
@@ -177,7 +177,7 @@ function movers(app) {
     return Math.hypot(source.r_q[b] - q, source.r_k[b] - k);
   };
   const ranked = data.layers.map((_, h) => [h, far(h)]).filter(([h, d]) => mask[h] && Number.isFinite(d)).sort((a, b) => b[1] - a[1]).slice(0, 8);
-  const lead = one === null ? "The strongest queries here: " : ["Moved most since ", named(data.checkpoints[one].label), ": "];
+  const lead = one === null ? "Highest r_q: " : ["Changed most since ", named(data.checkpoints[one].label), ": "];
   const list = ranked.map(([h]) => button(data.name(h), () => store.set({ head: h }), { class: "chip" }));
   return element("p", { class: "movers" }, element("span", {}, ...[lead].flat()), ...(list.length ? list : ["no head is selected by the filters."]));
 }
@@ -201,13 +201,13 @@ function windowCharts(app, head, details) {
   const name = data.name(head);
   if (!details.checkpoints.includes(checkpoint)) {
     if (!details.checkpoints.length) return [];
-    return [element("p", { class: "about" }, `Profiles and maps are kept for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s of this large study: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
+    return [element("p", { class: "about" }, `This file has profiles and maps for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
   }
   const charts = [
-    ["profile", "Where queries and keys lie along PC0, by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
-    ["map", "Which keys win: score map", drawScoreMap],
+    ["profile", "Projection on PC0 by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
+    ["map", "Score map: which keys score higher", drawScoreMap],
     ["kernel", "Mean score by distance: rotated means (line), measured (marks)", drawKernel],
-    ["plasticity", "Plasticity along the window", drawPlasticity],
+    ["plasticity", "Attention plasticity by query position", drawPlasticity],
   ];
   return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
     const windows = shownWindows(app, table, checkpoint);
@@ -240,7 +240,7 @@ function fill(app, body, head, details) {
     ...(details ? detailCharts(app, head, details) : []),
     about(app, head),
     ...(data.oneRun && data.checkpoints.length > 1 ? [element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k"), app.store.state.both ? " (hollow: common window)" : ""), chart(app, `Path of ${name} over training`, 400, 210, (g) => drawPath(g, head)))] : []),
-    element("div", {}, element("h4", {}, `All ${data.components.length} components here`), chart(app, `Components of ${name}`, 400, 210, (g) => drawComponents(g, head))),
+    element("div", {}, element("h4", {}, `All ${data.components.length} components`), chart(app, `Components of ${name}`, 400, 210, (g) => drawComponents(g, head))),
     ...[lensFacts(app, head)].filter(Boolean),
     element("h4", {}, `Layer ${data.layers[head]}`),
     neighbours(app, head),

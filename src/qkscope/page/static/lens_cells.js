@@ -37,7 +37,7 @@ export function drawScale(g, colours, column) {
   if (colours.diverging) pen.line([[left + width / 2, top], [left + width / 2, top + 15]], { stroke: theme.muted, width: 1 });
   pen.text(high, left + width + 7, top + 10, text);
   const rest = left + width + 7 + textWidth(high, text.size) + 14;
-  const label = [column.label, column.name].find((words) => rest + textWidth(words, text.size) <= g.width);
+  const label = [column.label, column.title].find((words) => rest + textWidth(words, text.size) <= g.width);
   if (label) pen.text(label, rest, top + 10, { ...text, fill: theme.ink });
 }
 
@@ -67,7 +67,7 @@ export function cellsSpec(app, { columns: [column], title }) {
     attach: (view) => attachCells(view, lines),
     label: () => {
       const [low, high] = (column.range ?? [NaN, NaN]).map(bound);
-      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, coloured by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
+      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, colored by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
     },
     note: (undefinedHeads) => `${undefinedHeads ? "A question mark: undefined. " : ""}Heads across, layers downwards; drag to select heads.`,
   };

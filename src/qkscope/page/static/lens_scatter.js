@@ -96,6 +96,6 @@ export function scatterSpec(app, { columns, title, diagonal = false }) {
     table: () => columnTable(app, columns),
     attach: (view) => attach(view, columns),
     label: () => `${title}: ${columns[0].label} across, ${columns[1].label} up, ${plural(selection.count(store.state.checkpoint), "head")} ${data.place(store.state.checkpoint)}. Arrow keys move between heads, Enter selects, Escape clears.`,
-    note: (undefinedHeads) => `Colours and shapes are those of the portrait.${undefinedHeads ? ` ${plural(undefinedHeads, "head")} without a defined value cannot be placed.` : ""}`,
+    note: (undefinedHeads) => `Colors and shapes as in “Queries against keys”.${undefinedHeads ? ` ${plural(undefinedHeads, "head")} without a defined value cannot be placed.` : ""}`,
   };
 }

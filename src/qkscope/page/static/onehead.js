@@ -71,8 +71,8 @@ export function oneHeadViews(app) {
       note: () => `${where(app, table)} ${typeof spec.says === "function" ? spec.says() : spec.says}`,
     });
   return {
-    profile: make("profile", { id: "profile", title: "Where its queries and keys lie", card: "profile", says: "Projection on PC0 by position: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
-    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), against the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: not significantly different from it." : "Its errors are not in these tables."}` }, drawScoreMap),
+    profile: make("profile", { id: "profile", title: "Projection by position", card: "profile", says: "Projection of queries and keys on PC0: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
+    score: make("map", { id: "score", title: "Score map", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), compared with the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: not significantly different from it." : "These tables have no standard errors of it."}` }, drawScoreMap),
   };
 }
 

@@ -168,10 +168,10 @@ export function shareViews(app) {
       label: () => `Shares of categories. ${spoken(app)}`,
     }),
     flow: !app.data.oneRun || app.data.checkpoints.length < 2 ? null : new View(app, {
-      ...common, id: "flow", title: "Where heads go", draw: drawFlow, table: flowTable,
-      about: "Heads that change category between checkpoints, in the color of the category they reach; pale ribbons stay.",
+      ...common, id: "flow", title: "Category changes", draw: drawFlow, table: flowTable,
+      about: "Heads that change category between checkpoints, in the color of their new category. Pale: unchanged.",
       label: () => `Flow of heads between categories. ${spoken(app)}`,
-      note: () => (thinned() ? "Columns are thinned to stay readable; the CSV has every step." : ""),
+      note: () => (thinned() ? "Not every checkpoint has a column; the CSV has every step." : ""),
     }),
   };
 }
