@@ -315,10 +315,12 @@ def grown_page():
         from page_study import grow, source
         from qkscope.lenses.views import build_tables
         from qkscope.page.write import write_page
+        from qkscope.report.summary import summarize
         from qkscope.results.read import load_results
 
         results = load_results(grow(source(folder / "source"), folder / "grown"))
-        write_page(build_tables(results), ["made up"], [])
+        tables = build_tables(results)
+        write_page(tables, summarize(tables).to_page(), [])
 
     return shared.once("grown_page", make) / "grown"
 

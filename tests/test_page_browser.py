@@ -17,6 +17,7 @@ from pyarrow.csv import write_csv
 import shared
 from browser import axe_script
 from conftest import small_world
+from page_study import NO_SUMMARY
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.views import build_tables
 from qkscope.report.write import write_report
@@ -651,7 +652,7 @@ def test_two_hundred_checkpoints_of_two_thousand_heads(visit, tmp_path):
     write_csv(pa.Table.from_pandas(table, preserve_index=False), tmp_path / "qk.csv")  # pandas takes ten times as long
     from qkscope.page.write import write_page
 
-    path = write_page(build_tables(load_results(tmp_path)), ["large"], [])
+    path = write_page(build_tables(load_results(tmp_path)), NO_SUMMARY, [])
     assert path.stat().st_size < 9_000_000
     with visit(path, "#head=3.5&ckpt=step-017") as page:
         page.locator("#play").is_enabled()

@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qkscope.report.lead import SENTENCES, lead
 
 from published_table import NASTY, invented
 from qkscope.cli.main import main
@@ -29,6 +28,7 @@ from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
 from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
 from qkscope.page.pack import Pack, unpack, unsqueeze
 from qkscope.page.write import page_html
+from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
 from written import table_of
@@ -146,7 +146,7 @@ def test_json_in_the_page_cannot_become_markup(value):
 )
 def test_hostile_labels_stay_in_their_place(tmp_path, label):
     results, tables = invented(tmp_path, 2, label=label.replace("{", "{{").replace("}", "}}") + " {i}")
-    html = page_html(tables, lead(tables), page_cards(tables))
+    html = page_html(tables, summarize(tables).to_page(), page_cards(tables))
     assert html.count("<script") == 4
     assert html.count("</script>") == 4
     about, _ = embedded(html)
@@ -166,9 +166,13 @@ def test_the_first_screen_says_what_was_measured(published_page):
     assert facts["Tokens"] == "2,048,000 to 32,768,000 per checkpoint, 110,592,000 in all"
     assert facts["Window"] == "4,096 to 65,536 tokens; common window 4,096"
     assert "longbench" in facts["Corpus"]
-    sentences = [flat(runs) for runs in about["lead"]]
-    assert 3 <= len(sentences) <= SENTENCES
-    assert "Mean r_q of rotary heads" in sentences[0]
+    summary = about["summary"]
+    assert len(summary["headline"].split()) <= 20
+    assert [each["question"] for each in summary["findings"]][:2] == [
+        "Which heads encode position?",
+        "When did they learn it?",
+    ]
+    assert "227 rotary heads" in summary["findings"][0]["text"]
     figures = {c["figure"] for c in about["cards"]}
     assert {"position_signal", "taxonomy", "phase_portraits", "context_length"} <= figures
     assert about["commands"] == [
@@ -294,7 +298,7 @@ def test_report_tells_the_page_and_leaves_out_what_it_is_told(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["report", ".", "--no-figures"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("page: report.html (")
+    assert "\npage: report.html (" in shown
     assert "figures:" not in shown
     assert not (tmp_path / "figures").exists()
     first = (tmp_path / "report.html").read_bytes()

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from browser import axe_script
+from page_study import NO_SUMMARY
 from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, OwnView, StudyBuild, StudyTable, View
 from qkscope.lenses.registry import with_lens
 from qkscope.lenses.views import build_tables
@@ -143,7 +144,7 @@ def write_study(folder, lenses=(), tables=None, components=1, **record):
     with ExitStack() as stack:
         for lens in lenses:
             stack.enter_context(with_lens(lens))
-        html = page_html(build_tables(load_results(folder)), ["One sentence."], [card])
+        html = page_html(build_tables(load_results(folder)), NO_SUMMARY, [card])
     (folder / "report.html").write_text(html, encoding="utf-8")
     return folder / "report.html"
 

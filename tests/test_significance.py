@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from qkscope.lenses.rope.cause import cause_of_change
-from qkscope.page.answer import answer
 
 import shared
 from qkscope.compare.heads import compare_heads
@@ -24,6 +22,7 @@ from qkscope.lenses.rope.steps import split_table
 from qkscope.lenses.rope.waterfall import waterfall
 from qkscope.lenses.views import build_tables
 from qkscope.page.write import page_html
+from qkscope.report.summary import summarize
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats import significance
@@ -213,14 +212,14 @@ def verdicts(tables):
     heads = tables.own.heads
     other = heads.assign(r_q=heads["r_q"] - 0.2)
     comparison = compare_heads(heads, tables.own.names, other, tables.own.names, groups=5)
-    page = page_html(tables, [], [])
+    summary = summarize(tables)
+    page = page_html(tables, summary.to_page(), [])
     return {
         "claims": set(claims_at(tables.own)["verdict"]) & {"supported", "contradicted"},
         "cards": {name: bool(re.search(CHANGES, card_text(tables, name))) for name in CARDS},
-        "page": {badge["kind"] for each in answer(tables)["findings"] for badge in each["badges"]},
+        "summary": bool(re.search(r"rises|falls|peaks|dips", str(summary))),
         "waterfall": {row["outcomes"][0] for row in waterfall(tables) if row["quantity"] == "r_q"} & {"changed"},
         "critical": float(json.loads(page.partition('"critical":')[2].partition("]")[0] + "]")[0]),
-        "cause": bool(cause_of_change(tables).clause),
         "compare": comparison.beyond_errors[0],
         "undecided": int(heads["undecided"].sum()),
     }
@@ -238,14 +237,14 @@ def test_changing_the_rule_in_one_function_changes_every_verdict(monkeypatch, re
     assert (none["claims"], none["waterfall"]) == (set(), set())
     assert before["cards"] == dict.fromkeys(CARDS, True)
     assert none["cards"] == dict.fromkeys(CARDS, False)
-    assert none["page"] <= {"within", "rope"}
-    assert (none["critical"], none["cause"], none["compare"]) == (strict, False, 0)
+    assert not none["summary"]
+    assert (none["critical"], none["compare"]) == (strict, 0)
     monkeypatch.setattr(significance, "critical_value", lambda freedom: np.full(np.shape(freedom), lax))
     every = verdicts(build_tables(results))
     assert every["compare"] > 0
     assert every["waterfall"] == {"changed"}
     assert every["claims"] == {"supported", "contradicted"}
-    assert every["cause"]
+    assert every["summary"]
 
 
 # --- the page's own arithmetic ----------------------------------------------------------------------
@@ -289,5 +288,5 @@ def test_the_page_draws_window_and_base_as_one_cause_where_their_order_matters(v
         view.scroll_into_view_if_needed()
         view.locator("svg text", has_text="after").first.wait_for()
         names = view.locator("svg text").all_text_contents()
-        assert "window + base" in names
+        assert "context length and RoPE base" in names
         assert "RoPE base" not in names

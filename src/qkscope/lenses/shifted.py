@@ -67,6 +67,7 @@ COLUMNS = (
         "Shifts that the window's position buckets allow; 0 where they are too few, and the other columns are empty.",
         error=None,
         kind="constant",
+        title="number of shifts",
     ),
 )
 

@@ -261,9 +261,11 @@ def _column(table: HeadTable, declared: Measure) -> dict[str, Any]:
     if declared.limits is not None:
         limits = [float(limit) if math.isfinite(limit) else None for limit in declared.limits]
     return {
+        "title": declared.label,
         "definition": declared.definition,
         "unit": declared.unit,
         "limits": limits,
+        "color": declared.color,
         "table": table.name,
         "error": False,
     }

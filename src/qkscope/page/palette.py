@@ -1,7 +1,7 @@
 """The page's own colours: blue and red are queries and keys and nothing else, so categories have others.
 
-They were chosen so that any two differ by at least `LEAST` (CIEDE2000) for readers with typical vision and with
-protanopia, deuteranopia or tritanopia; a test computes it. Position-dominated heads whose keys run against position
+Each has a color for light and one for dark paper; on either, `mixed` stands back. Any two of a paper differ by at least `LEAST` (CIEDE2000) for
+readers with typical vision and with protanopia, deuteranopia or tritanopia; a test computes it. Position-dominated heads whose keys run against position
 have a colour of their own. Figures keep the published colours (`lenses/taxonomy/palette.py`).
 """
 
@@ -15,7 +15,7 @@ from qkscope.lenses.categories import (
 )
 
 LEAST = 18.0
-AGAINST = "keys against"  # position-dominated with r_k below 0
+AGAINST = "keys in reverse"  # position-dominated with r_k below 0
 CATEGORY_COLOURS = {
     POSITION_DOMINATED: "#5b2a86",
     AGAINST: "#ffb01a",
@@ -24,6 +24,15 @@ CATEGORY_COLOURS = {
     CONTENT_FOCUSED: "#2b4f00",
     MIXED: "#cdd1d7",
     UNDEFINED: "#ffffff",
+}
+DARK_CATEGORY_COLOURS = {
+    POSITION_DOMINATED: "#a188c0",
+    AGAINST: "#ffb219",
+    Q_POSITIONAL: "#07d1a4",
+    K_POSITIONAL: "#d4d2ef",
+    CONTENT_FOCUSED: "#558428",
+    MIXED: "#4b5058",
+    UNDEFINED: "#161b22",
 }
 # Signed values: brown below 0, green-blue above, pale at 0.
 DIVERGING = ("#543005", "#8c510a", "#bf812d", "#dfc27d", "#f4f1ea", "#a6d8cd", "#4ca79b", "#12766c", "#003c30")

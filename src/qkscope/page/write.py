@@ -24,7 +24,7 @@ from qkscope.page.facts import facts
 from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, lens_tables
 from qkscope.page.pack import Pack, squeeze
 from qkscope.page.paired import add_changes, add_draws
-from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
+from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DARK_CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
 from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import drop_page_cache
@@ -123,8 +123,8 @@ def _study(results: ResultsFolder, tables: Results) -> dict[str, Any]:
 def _legend() -> dict[str, Any]:
     """Categories, thresholds and colours."""
     return {
-        "categories": [{"name": name, "colour": CATEGORY_COLOURS[name]} for name in CATEGORIES],
-        "against": {"name": AGAINST, "colour": CATEGORY_COLOURS[AGAINST]},
+        "categories": [_category(name) for name in CATEGORIES],
+        "against": _category(AGAINST),
         "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
         "colours": {
             "blue": palette.BLUE,
@@ -132,8 +132,13 @@ def _legend() -> dict[str, Any]:
             "diverging": list(DIVERGING),
             "sequential": list(SEQUENTIAL),
             "parts": list(SERIES),
+            "causes": palette.CAUSE_COLOURS,
         },
     }
+
+
+def _category(name: str) -> dict[str, str]:
+    return {"name": name, "colour": CATEGORY_COLOURS[name], "dark": DARK_CATEGORY_COLOURS[name]}
 
 
 def card_title(card: PageCard) -> str:

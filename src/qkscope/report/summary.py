@@ -71,6 +71,7 @@ class Answer:
     lines: tuple[Line, ...] = ()
     bars: tuple[Bar, ...] = ()
     share: bool = False  # whether the lines are shares of heads
+    step: tuple[str, str] | None = None  # the two entries whose difference the bars break down
 
 
 @dataclass(frozen=True)
@@ -414,7 +415,7 @@ class _Story:
         return Answer(
             "What did long-context training change?", " ".join(sentences), "equal context length",
             f"Contributions to the change of mean r_q, {self.label(before)} → {self.label(until)}",
-            () if bars else self._lines("r_q", "r_q"), bars,
+            () if bars else self._lines("r_q", "r_q"), bars, step=(before, until) if bars else None,
         )  # fmt: skip
 
     def _step(self, at: WindowView, before: str, after: str) -> str:

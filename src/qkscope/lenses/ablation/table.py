@@ -27,6 +27,13 @@ EDITS = {
 TITLES = {
     "kernel": "loss increase without the average distance preference",
     "zero": "loss increase without the head",
+    "kernel_measured": "loss increase without the measured mean score of each pair of positions",
+    "key_mean": "loss increase without the mean key",
+    "query_mean": "loss increase without the mean query",
+    "flatten": "loss increase without drift along the drift axis",
+    "flatten_pc0": "loss increase without drift along PC0",
+    "shuffle": "loss increase with shuffled distances",
+    "nothing": "loss increase without any edit (rounding)",
 }
 SPREAD = "kernel_spread"
 NATS = "nats per token"
@@ -42,7 +49,7 @@ COLUMNS = (
     ),
     Measure(
         SPREAD, "Standard deviation over distances of the scaled mean score that RoPE makes of mean query and key.", "",
-        (0.0, np.inf), error=None,
+        (0.0, np.inf), error=None, title="spread of the positional kernel",
     ),
 )  # fmt: skip
 TABLE = HeadTable(FILE, COLUMNS, None, "own")

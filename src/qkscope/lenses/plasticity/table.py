@@ -209,6 +209,7 @@ TITLES = {
     "ap_drop": "drop of plasticity along the window",
     "ap_drop_matched": "drop at equal distances",
     "loss_not_position": "share of the loss that is not position",
+    "ap_buckets": "position buckets of plasticity",
 }
 TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, own_buckets=True, estimator=CLOSED_FORM)
 PROFILE = HeadTable(

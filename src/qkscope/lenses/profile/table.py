@@ -50,7 +50,7 @@ def _profile_columns() -> tuple[Measure, ...]:
 def _bend_columns() -> tuple[Measure, ...]:
     columns = []
     for axis, name in AXES:
-        end = "" if axis == "pc0" else f"_{axis}"
+        end, along = ("", "PC0") if axis == "pc0" else (f"_{axis}", "the drift axis")
         for kind, what in KINDS:
             columns += [
                 Measure(
@@ -58,6 +58,7 @@ def _bend_columns() -> tuple[Measure, ...]:
                     f"Share of the variance of {what} along {name} that lies between the means of buckets.",
                     "",
                     SHARE,
+                    title=f"variance of {what} along {along} between positions",
                 ),
                 Measure(
                     f"bend_{kind}{end}",
@@ -65,6 +66,7 @@ def _bend_columns() -> tuple[Measure, ...]:
                     f"{name}; empty with fewer than {FEWEST_BUCKETS} buckets.",
                     "",
                     SHARE,
+                    title=f"nonlinear share of {what} between positions along {along}",
                 ),
             ]
     return tuple(columns)

@@ -55,7 +55,10 @@ LENS = Lens(
         View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
         View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),
     ),
-    details=(Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),),
+    details=(
+        Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
+        Detail("planes", planes.TABLE, ("plane",), ("amplitude", "phase"), of_layer=("wavelength",)),
+    ),
     own_views=(OwnView("split", waterfall),),
     attribution=attribution,
 )  # fmt: skip

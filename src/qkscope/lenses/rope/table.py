@@ -160,5 +160,14 @@ TITLES = {
     "r_k_excess": "measured minus predicted r_k",
     "explained_rope": "predicted variance on PC0",
     "pc0_cos": "cosine of predicted and measured PC0",
+    "category_rope": "predicted category",
+    "pc0_agrees": "predicted and measured PC0 with the same sign",
+    "alpha_rope": "predicted slope of queries",
+    "beta_rope": "predicted slope of keys",
+    "bias_rope": "predicted positional bias",
+    "bias_excess": "measured minus predicted positional bias",
+    "drift_rest_q": "variance of pre-RoPE queries between positions",
+    "drift_rest_k": "variance of pre-RoPE keys between positions",
+    "prediction": "how the prediction was made",
 }
 TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, holds_fixed=HELD)

@@ -112,9 +112,15 @@ TITLES = {
     PREFERENCE: "key-content share",
     QUERY: "query share",
     ADVANTAGE: "score advantage of later keys (SD)",
+    **{
+        f"line_{share}": f"{title}, window as one bucket"
+        for share, title in ((POSITION, "key-position share"), (QUERY_POSITION, "query-and-key-position share"),
+                             (PREFERENCE, "key-content share"), (QUERY, "query share"))
+    },
+    "buckets": "position buckets of the score breakdown",
     "score_sd": "spread of scores",
     "score_sd_scaled": "spread of logits over keys",
-}
+}  # fmt: skip
 # From the bottom of a bar to its top, dark and light in turn, so that neighbors differ in print and for any eye.
 PART_COLORS = dict(zip(SHARES, ("#6d28d9", "#c4b5fd", AMBER, "#99d5cf"), strict=True))
 MEASURES = tuple(replace(each, color=PART_COLORS.get(each.name, "")) for each in titled(COLUMNS, TITLES))

@@ -6,17 +6,28 @@ import { textWidth } from "./pen.js";
 
 export const LABEL = 11.5;
 const SLANT = 40; // degrees, for labels that do not fit side by side
+const TALLEST = 110; // pixels below the axis that labels may take
 
 export function scale([from, to], [low, high]) {
   return (value) => low + ((value - from) / (to - from)) * (high - low);
 }
 
-// How labels that are `step` apart are set: side by side, slanted, or only every so many.
-export function layLabels(labels, step) {
-  const texts = labels.map((label) => shorten(label, 24));
-  const widest = Math.max(0, ...texts.map((text) => textWidth(text, LABEL)));
-  if (widest + 10 <= step) return { texts, slanted: false, stride: 1, height: 22 };
+// A label in so many pixels: its middle gives way.
+function fitted(label, room) {
+  let letters = Math.min(24, Array.from(label).length);
+  while (letters > 3 && textWidth(shorten(label, letters), LABEL) > room) letters -= 1;
+  return shorten(label, letters);
+}
+
+// How labels that are `step` apart are set: side by side, slanted, or only every so many. `left`: pixels from the edge of
+// the drawing to the first column, which a slanted label must not leave.
+export function layLabels(labels, step, left = 40) {
+  const whole = labels.map((label) => shorten(label, 24));
+  if (Math.max(0, ...whole.map((text) => textWidth(text, LABEL))) + 10 <= step) return { texts: whole, slanted: false, stride: 1, height: 22 };
   const slope = (SLANT * Math.PI) / 180;
+  const below = (TALLEST - 24) / Math.sin(slope);
+  const texts = labels.map((label, i) => fitted(label, Math.min(below, (left + (i + 0.5) * step) / Math.cos(slope))));
+  const widest = Math.max(0, ...texts.map((text) => textWidth(text, LABEL)));
   const stride = Math.max(1, Math.ceil((LABEL * 1.25) / Math.sin(slope) / step));
   return { texts, slanted: true, stride, height: 16 + Math.sin(slope) * widest + 8 };
 }

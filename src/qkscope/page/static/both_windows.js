@@ -1,10 +1,28 @@
-// The same chart of a head at its own context and at the common window, side by side or one below the other.
+// The two context lengths: what they are called, which of them a view shows, and the same chart of a head at both, side
+// by side or one below the other.
 
 import { ShiftedPen } from "./pen.js";
 import { whole } from "./format.js";
 
 const SIDE_BY_SIDE = 560; // pixels
 const TITLE = 18;
+
+export const WINDOW_NAMES = { own: "native context length", common: "common window" };
+export const WINDOW_FILES = { own: "native-length", common: "common-window", both: "both-lengths" };
+
+// What a window is, in words: "common window of 128 tokens".
+export function windowWords(data, window, checkpoint) {
+  const common = `common window of ${whole(data.window("common", checkpoint))} tokens`;
+  return { own: WINDOW_NAMES.own, common, both: `${WINDOW_NAMES.own} and ${common}` }[window];
+}
+
+// The window of what a view shows: "own", "common", "both", or null where the view is about neither.
+export function shownWindow({ data, store }, { uses, window }) {
+  if (window) return window();
+  const { choice, both } = store.state;
+  if (both && data.choices.common && uses.includes("both")) return "both";
+  return uses.includes("choice") ? choice : null;
+}
 
 // The windows at which a detail is shown: both where the reader asked for both and the checkpoint has both.
 export function shownWindows(app, table, checkpoint) {
@@ -24,7 +42,7 @@ export function drawWindows(g, windows, checkpoint, rows, draw) {
   const columns = g.width >= SIDE_BY_SIDE ? windows.length : 1;
   const [wide, tall] = [g.width / columns, g.height / (windows.length / columns)];
   return windows.flatMap((each, i) => {
-    const title = `${each === "own" ? "own context" : "common window"}, ${whole(g.app.data.window(each, checkpoint))} tokens`;
+    const title = `${WINDOW_NAMES[each]}, ${whole(g.app.data.window(each, checkpoint))} tokens`;
     const [left, top] = [(i % columns) * wide, Math.floor(i / columns) * tall + TITLE];
     g.pen.text(title, left + 4, top - 5, { size: 12, weight: 650, fill: g.theme.ink });
     const hits = draw({ ...g, pen: new ShiftedPen(g.pen, left, top), width: wide, height: tall - TITLE }, rows(each)) ?? [];

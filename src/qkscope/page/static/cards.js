@@ -72,7 +72,7 @@ function cardBody(blocks) {
   return [
     ...parts.filter(isTakeaway).flatMap(([name, inside]) => [element("h4", {}, name), ...renderBlocks(inside, 4)]),
     ...folded.map(([name, inside]) => element("details", {}, element("summary", {}, name), ...renderBlocks(inside, 4))),
-    element("p", { class: "about" }, "About all heads on PC0 and the drawing in the figures folder; filters of the page do not change it."),
+    element("p", { class: "about" }, "All heads, PC0, as in the figures folder; filters do not apply."),
   ];
 }
 

@@ -1,7 +1,9 @@
 // Layers downwards, heads across: every head in its place, what stands around, and how a reader means a head or a block.
 
 import { attachKeys, choose, point } from "./pointing.js";
+import { fitted } from "./numbers.js";
 import { markOf, readableOn } from "./colours.js";
+import { textWidth } from "./pen.js";
 
 const MARGIN = { left: 34, right: 24, top: 22, bottom: 6 };
 const BRACKET = 4; // pixels below the column numbers: heads that share keys
@@ -11,6 +13,16 @@ function geometry(app, width) {
   const across = (width - MARGIN.left - MARGIN.right) / nColumns;
   const down = Math.max(5, Math.min(60, 540 / nLayers));
   return { across, down, x: (head) => MARGIN.left + head * across, y: (layer) => MARGIN.top + layer * down };
+}
+
+// A number as a cell shows it: without its leading 0 where that is too wide, and not at all where only a sign would fit.
+export function cellText(number, place) {
+  const size = textSize(place);
+  return fitted(number, place.across - 3, (text) => textWidth(text, size));
+}
+
+function textSize(place) {
+  return Math.min(11, place.down * 0.62);
 }
 
 export function cellsHeight(app) {
@@ -34,7 +46,7 @@ function drawCell(g, place, h, { fill, text }) {
   const alpha = selection.mask(store.state.checkpoint)[h] ? 1 : 0.13;
   pen.rect(...box, fill ? { fill, alpha } : { fill: theme.paper, stroke: theme.line, width: 0.7, alpha });
   if (text && place.down >= 11 && place.across >= 9) {
-    const size = Math.min(11, place.down * 0.62);
+    const size = textSize(place);
     pen.text(text, x + place.across / 2, y + place.down / 2 + size * 0.36, { size, anchor: "middle", fill: fill ? readableOn(fill) : theme.muted, alpha: alpha * 0.75 });
   }
 }

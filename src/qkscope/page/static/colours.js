@@ -2,10 +2,10 @@
 // or dark.
 
 const LIGHT = {
-  paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff", part: null,
+  dark: false, paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff", part: null,
 };
 const DARK = {
-  paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3", part: "#8d99aa", // the first colour of parts is for light paper
+  dark: true, paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3", part: "#8d99aa", // the first colour of parts is for light paper
 };
 
 export function colours(dark) {
@@ -52,12 +52,17 @@ export function readableOn(hex) {
   return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
 }
 
-// How a category is painted; undefined is an outline. Position-dominated heads whose keys run against position have a
-// colour of their own.
+// The color of a category, on this paper.
+export function categoryColour(category, theme) {
+  return theme.dark ? category.dark : category.colour;
+}
+
+// How a category is painted; undefined is an outline. Position-dominated heads whose keys track position in
+// reverse have a color of their own.
 export function categoryPaint(data, code, theme, against = false) {
   if (code === data.undefinedCode) return { fill: theme.paper, stroke: theme.line, width: 1 };
-  if (against && code === 0) return { fill: data.about.against.colour };
-  return { fill: data.categories[code]?.colour ?? theme.faint };
+  if (against && code === 0) return { fill: categoryColour(data.about.against, theme) };
+  return { fill: data.categories[code] ? categoryColour(data.categories[code], theme) : theme.faint };
 }
 
 // The same for a head at a place of the arrays of a choice.

@@ -21,7 +21,7 @@ class LensColumn {
   }
 
   get label() {
-    return this.unit ? `${this.name} (${this.unit})` : this.name;
+    return this.unit ? `${this.title} (${this.unit})` : this.title;
   }
 
   // Whether it was measured at the window that the page shows.
@@ -74,7 +74,7 @@ export function readLenses(data, read) {
 // A statistic of qk.csv in the shape of a lens's column, so that the same views can show it.
 export class StatisticColumn {
   constructor(data, name, definition) {
-    Object.assign(this, { data, name, definition, unit: "", limits: [-1, 1], error: true, label: name, range: [name === "r_q" ? 0 : -1, 1] });
+    Object.assign(this, { data, name, title: name, definition, unit: "", color: "", limits: [-1, 1], error: true, label: name, range: [name === "r_q" ? 0 : -1, 1] });
   }
 
   isAt() {
@@ -94,10 +94,10 @@ export class StatisticColumn {
   }
 }
 
-// What is said where a large study has the columns of lenses for some checkpoints only; empty where it has them here.
+// What a view says where a large study has the columns of lenses for some checkpoints only; empty where it has them here.
 export function keptWords({ data, store }) {
   const { size } = data.columnLines;
-  return data.columnLines.has(store.state.checkpoint) ? "" : `Columns of lenses are in this file for ${size} of ${data.checkpoints.length} ${data.noun}s, from the first to the last, not for this one. `;
+  return data.columnLines.has(store.state.checkpoint) ? "" : `This file has these measures for ${size} of ${data.checkpoints.length} ${data.noun}s, not for this one. `;
 }
 
 // What a reader wants to know about a head: its place, and these columns.
@@ -107,7 +107,7 @@ export function columnLines(columns) {
     const { choice, component } = store.state;
     const there = data.choices[choice].category[data.at(checkpoint, component, head)] !== data.absent;
     if (!there) return [data.name(head), `not measured ${data.place(checkpoint)}`];
-    return [`Layer ${data.layers[head]}, head ${data.heads[head]}`, ...columns.map((c) => `${c.name} ${c.text(store.state, checkpoint, head)}`)];
+    return [`Layer ${data.layers[head]}, head ${data.heads[head]}`, ...columns.map((c) => `${c.title} ${c.text(store.state, checkpoint, head)}`)];
   };
 }
 

@@ -2,12 +2,12 @@
 
 import { MOST_COMPARED } from "./state.js";
 import { View } from "./view.js";
-import { attachCells, cellsHeight, drawCells } from "./cells.js";
+import { attachCells, cellText, cellsHeight, drawCells } from "./cells.js";
 import { button, element, named, select } from "./dom.js";
 import { cameFrom } from "./sure.js";
 import { attachMarkKeys, choose, nearest, point } from "./pointing.js";
 import { difference, shorten, whole } from "./format.js";
-import { dotRadius, drawDots, drawFrame, portraitFrame } from "./portrait.js";
+import { clipped, dotRadius, drawDots, drawFrame, isInside, portraitFrame } from "./portrait.js";
 import { headLines } from "./explorer.js";
 import { headPaint, signedColour } from "./colours.js";
 import { estimate, outcome, shareEstimate } from "./numbers.js";
@@ -42,10 +42,11 @@ function moves(app) {
   return all.filter(([h, from, end]) => mask[h] && [...from, ...end].every(Number.isFinite)).sort((one, other) => far(other) - far(one));
 }
 
-function drawArrow(g, [x0, y0], [x1, y1], style) {
+// A line with a head where it ends inside the frame.
+function drawArrow(g, [[x0, y0], [x1, y1]], style, ends) {
   const angle = Math.atan2(y1 - y0, x1 - x0);
   g.pen.line([[x0, y0], [x1, y1]], style);
-  if (Math.hypot(x1 - x0, y1 - y0) < 6) return;
+  if (!ends || Math.hypot(x1 - x0, y1 - y0) < 6) return;
   const side = (turn) => [x1 - 7 * Math.cos(angle + turn), y1 - 7 * Math.sin(angle + turn)];
   g.pen.polygon([[x1, y1], side(0.4), side(-0.4)], { fill: style.stroke, alpha: style.alpha });
 }
@@ -56,18 +57,18 @@ function drawMoves(g, frame) {
   const start = data.row(store.state.compare[1], store.state.component);
   const all = moves(app);
   all.forEach(([h, from, to], rank) => {
-    const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
+    const line = clipped(frame, ...[from, to].map(([q, k]) => [frame.x(q), frame.y(k)]));
     const { fill } = headPaint(data, store.state.choice, start + h, g.theme);
-    if (rank >= ARROWS) g.pen.line([one, other], { stroke: fill, width: 0.8, alpha: 0.25 });
+    if (rank >= ARROWS && line) g.pen.line(line, { stroke: fill, width: 0.8, alpha: 0.25 });
   });
   for (const [h, from, to] of all.slice(0, ARROWS).reverse()) {
-    const [one, other] = [from, to].map(([q, k]) => [frame.x(q), frame.y(k)]);
-    const stroke = g.theme.part ? g.theme.edge : headPaint(data, store.state.choice, start + h, g.theme).fill; // seen on dark paper, too
-    drawArrow(g, one, other, { stroke, width: 1.6, alpha: 0.9 });
+    const line = clipped(frame, ...[from, to].map(([q, k]) => [frame.x(q), frame.y(k)]));
+    const stroke = g.theme.dark ? g.theme.edge : headPaint(data, store.state.choice, start + h, g.theme).fill; // seen on dark paper, too
+    if (line) drawArrow(g, line, { stroke, width: 1.6, alpha: 0.9 }, isInside(frame, ...to));
   }
   const labelled = [];
   all.slice(0, ARROWS).forEach(([h, , [q, k]]) => {
-    if (labelled.length === 4 || labelled.some(([x, y]) => Math.abs(x - frame.x(q)) < 40 && Math.abs(y - frame.y(k)) < 12)) return;
+    if (labelled.length === 4 || !isInside(frame, q, k) || labelled.some(([x, y]) => Math.abs(x - frame.x(q)) < 40 && Math.abs(y - frame.y(k)) < 12)) return;
     labelled.push([frame.x(q), frame.y(k)]);
     const left = frame.x(q) + textWidth(data.name(h), 10.5) + 6 > frame.right;
     g.pen.text(data.name(h), frame.x(q) + (left ? -5 : 5), frame.y(k) - 4, { size: 10.5, fill: g.theme.ink, anchor: left ? "end" : "start" });
@@ -80,7 +81,7 @@ function draw(g) {
   panels(app, g.width).forEach((box, i) => {
     const frame = portraitFrame(app, box);
     const label = (c) => shorten(app.data.checkpoints[c].label, Math.floor(box.w / 14));
-    const title = i < compare.length ? `${"ABCDEF"[i]}: ${label(compare[i])}` : `A to B: the ${ARROWS} heads that moved most`;
+    const title = i < compare.length ? `${"ABCDEF"[i]}: ${label(compare[i])}` : `A to B: the ${ARROWS} largest moves`;
     g.pen.text(title, frame.left, box.y - 4, { size: 13, weight: 650, fill: g.theme.ink });
     drawFrame(g, frame);
     if (i === compare.length) drawMoves(g, frame);
@@ -161,7 +162,7 @@ function errorWords(app) {
   const words = "± is one standard error over documents.";
   const { error, paired } = differenceOf(app, "r_q");
   if (!Number.isFinite(error) || app.store.state.compare.length !== 2) return words;
-  return `${words} That of B − A is ${paired ? "paired: both read the same documents, and what these do to both cancels." : "unpaired: as if A and B had read different documents."}`;
+  return `${words} B − A is ${paired ? "paired: both read the same documents." : "unpaired: the errors of A and B are combined as if their documents differed."}`;
 }
 
 function fillTable(app, head, body) {
@@ -208,8 +209,8 @@ export function compareView(app) {
   const [head, body] = [element("tr"), element("tbody")];
   const what = data.oneRun ? "two" : "the";
   const view = new View(app, {
-    id: "compare", surface: "canvas", title: `Compare ${what} ${data.noun}s`,
-    about: "The same selection, window, component and axes everywhere.",
+    id: "compare", surface: "canvas", categories: () => true, title: `Compare ${what} ${data.noun}s`,
+    about: "Same selection, context length, component, and axes.",
     options: [pickers(app)],
     uses: ["compare", "checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "theme"],
     height: (width) => {
@@ -267,10 +268,10 @@ export function differenceMap(app) {
     id: "difference", surface: "canvas", title: "Where heads changed", card: null, uses: ["compare", "checkpoint", "component", "choice", "measure", "layers", "hidden", "brush", "head", "hover", "theme"],
     about: "B − A of every head; darkest at ± 1 or more.",
     height: () => cellsHeight(app),
-    draw: (g) => drawCells(g, (h) => (Number.isFinite(value(h)) ? { fill: signedColour(data.about, value(h)), text: Math.abs(value(h)) >= 0.1 && value(h) < 0 ? "−" : "" } : { fill: null, text: "?" })),
+    draw: (g) => drawCells(g, (h, place) => (Number.isFinite(value(h)) ? { fill: signedColour(data.about, value(h)), text: cellText(difference(value(h)), place) } : { fill: null, text: "?" })),
     table: () => ({ columns: ["layer", "head", `${name()}_difference`, `${name()}_difference_se`, "paired"], rows: data.layers.map((layer, h) => [layer, data.heads[h], value(h), errorOf(h)[0], Number(errorOf(h)[1])]) }),
     attach: (view) => attachCells(view, lines),
     label: () => `${name()} of every head, ${ends()}. Arrow keys move, Enter selects.`,
-    note: () => `${name()}, ${ends()}. Green-blue: rose; brown: fell.${Number.isFinite(data.changeError(name(), store.state, ...pair(), 0)) ? " Errors are paired." : data.hasErrors ? " Errors are unpaired: single heads have paired ones for neighbours and from first to last, on PC0." : ""}`,
+    note: () => `${name()}, ${ends()}. Green: increase; brown: decrease.${Number.isFinite(data.changeError(name(), store.state, ...pair(), 0)) ? " Standard errors are paired." : data.hasErrors ? " Standard errors are unpaired: single heads have paired ones from each checkpoint to the next and from first to last, on PC0." : ""}`,
   });
 }

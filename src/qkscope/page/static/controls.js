@@ -79,7 +79,7 @@ function themeButton(app) {
   const node = button("", () => app.store.set({ theme: app.dark() ? "light" : "dark" }), { class: "quiet", id: "theme" });
   const update = () => {
     node.textContent = app.dark() ? "Light" : "Dark";
-    node.setAttribute("aria-label", `Switch to ${app.dark() ? "light" : "dark"} colours`);
+    node.setAttribute("aria-label", `Switch to ${app.dark() ? "light" : "dark"} colors`);
   };
   app.store.subscribe((changed) => changed.has("theme") && update());
   update();
@@ -107,8 +107,8 @@ function showAll(app) {
 
 export function bar(app) {
   const { data, store } = app;
-  const windows = [["own", "own context"], ["common", "common window"], ...(data.checkpoints.length > 1 ? [["both", "both"]] : [])];
-  const choice = segmented("Window", windows, (value) => store.set({ choice: value === "common" ? "common" : "own", both: value === "both" }));
+  const windows = [["own", "native length"], ["common", "common window"], ...(data.checkpoints.length > 1 ? [["both", "both"]] : [])];
+  const choice = segmented("Context length", windows, (value) => store.set({ choice: value === "common" ? "common" : "own", both: value === "both" }));
   const shownWindow = () => (store.state.both && windows.length > 2 ? "both" : store.state.choice);
   choice.update(shownWindow());
   choice.node.id = "choice";
@@ -142,8 +142,8 @@ export function legend(app) {
       const off = store.state.hidden.category.includes(category.name);
       if (i === data.undefinedCode && !s.counts[i] && !off) return null;
       const chip = button(swatchOf(app, i), () => toggle(category.name), { class: "chip", "aria-pressed": String(!off) });
-      const against = i === 0 && s.against && !off ? element("span", { class: "about" }, " (", swatchOf(app, 0, "rotary", true), ` ${s.against} with keys against)`) : "";
-      chip.append(` ${data.categoryName(i, store.state.component)} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`), against);
+      const against = i === 0 && s.against && !off ? element("span", { class: "about" }, " (", swatchOf(app, 0, "rotary", true), ` ${s.against} with ${data.about.against.name})`) : "";
+      chip.append(` ${data.categoryName(i, store.state.component)} `, element("b", {}, off ? "off" : `${s.counts[i]}`), off || !s.heads ? "" : element("span", { class: "about" }, ` ${percent(s.shares[i])}`), against);
       return chip;
     });
     node.replaceChildren(...chips.filter(Boolean));
@@ -223,7 +223,7 @@ export function filters(app) {
     phases.length > 1 ? choices(app, "phase", "Phases", phases) : null,
     data.texts.rotary.length > 1 ? choices(app, "rotary", "Position encoding", data.texts.rotary) : null,
     data.texts.attention.length > 1 ? choices(app, "attention", "Attention", data.texts.attention) : null,
-    data.hasErrors ? choices(app, "unsure", "How sure (PC0)", UNSURE) : null,
+    data.hasErrors ? choices(app, "unsure", "Confidence (PC0)", UNSURE) : null,
     boxFilter(app),
   ];
   const panel = element("details", { class: "filters", id: "filters" }, element("summary", {}, `Filter heads and ${data.noun}s`), element("div", { class: "filter-groups" }, ...groups.filter(Boolean)));

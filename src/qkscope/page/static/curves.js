@@ -1,4 +1,4 @@
-// Means by checkpoint: what mean r_k is made of, and explained variance; and what all curves share.
+// Means by checkpoint: components of mean r_k, and explained variance; and what all curves share.
 
 import { View } from "./view.js";
 import { partColours } from "./colours.js";
@@ -34,8 +34,8 @@ export function curveFrame(g, checkpoints, key, { left = 44, right = g.width - 1
     g.pen.text(text, x + 24, y, { size: 12, fill: g.theme.ink });
   }
   const labels = checkpoints.map((c) => g.app.data.checkpoints[c].label);
-  const layout = layLabels(labels, (right - left) / checkpoints.length);
-  const frame = { left, right, top: placed[placed.length - 1].y + 32, bottom: g.height - Math.min(layout.height, 110) };
+  const layout = layLabels(labels, (right - left) / checkpoints.length, left);
+  const frame = { left, right, top: placed[placed.length - 1].y + 32, bottom: g.height - layout.height };
   return { frame, layout };
 }
 
@@ -144,15 +144,15 @@ function drawVariance(g) {
   return columnHits(g, frame, checkpoints, (c) => [meanLine(app, c, "explained_variance", "mean explained variance")]);
 }
 
-// The table behind all three: one row per checkpoint.
-export function trajectoryTable(app) {
+// The table behind all three: a row per checkpoint and window.
+export function trajectoryTable(app, choices = [app.store.state.choice]) {
   const measures = ["r_q", "r_k", "r_k_abs", "explained_variance"];
-  const columns = ["model", "heads", "window", ...measures.flatMap((m) => [m, `${m}_std`]), "concordant", "discordant"];
-  const rows = app.selection.checkpoints().map((c) => {
-    const s = app.summaries.at(c);
+  const columns = ["model", "windows", "window", "heads", ...measures.flatMap((m) => [m, `${m}_std`]), "concordant", "discordant"];
+  const rows = choices.flatMap((choice) => app.selection.checkpoints().map((c) => {
+    const s = app.summaries.at(c, { choice });
     const pairs = measures.flatMap((m) => [s[m].mean, s[m].spread]);
-    return [app.data.checkpoints[c].name, s.heads, app.data.window(app.store.state.choice, c), ...pairs, s.concordant, s.discordant];
-  });
+    return [app.data.checkpoints[c].name, choice, app.data.window(choice, c), s.heads, ...pairs, s.concordant, s.discordant];
+  }));
   return { columns, rows };
 }
 
@@ -174,20 +174,20 @@ export function spoken(app, names) {
 export function errorNote(app) {
   const { data, selection, store } = app;
   const known = selection.allHeads && data.components[store.state.component] === 0;
-  return data.hasErrors && !known ? "Errors over documents are known for all heads together on PC0, not for this selection." : "";
+  return data.hasErrors && !known ? "Standard errors are available for all heads on PC0, not for this selection." : "";
 }
 
 export function curveViews(app) {
-  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: trajectoryTable, note: () => errorNote(app) };
+  const common = { surface: "svg", uses: USES, height: () => HEIGHT, table: () => trajectoryTable(app), note: () => errorNote(app) };
   return {
     concordance: new View(app, {
-      ...common, id: "concordance", title: "What mean r_k is made of", card: "depth", draw: drawConcordance,
-      about: `Keys that run with their queries (r_k above ${app.data.about.thresholds.concordance}) and against them cancel in the mean.`,
+      ...common, id: "concordance", title: "Components of mean r_k", card: "depth", draw: drawConcordance,
+      about: `Concordant keys (r_k above ${app.data.about.thresholds.concordance}) and discordant keys (below −${app.data.about.thresholds.concordance}) cancel in the mean.`,
       label: () => `Mean r_k and its parts. ${spoken(app, ["r_k", "r_k_abs"])}`,
     }),
     variance: new View(app, {
       ...common, id: "variance", title: "Explained variance", card: "explained_variance", draw: drawVariance,
-      about: "The share of the variance of queries and keys together that the component carries.",
+      about: "Share of the variance of queries and keys together along the component.",
       label: () => `Explained variance by ${app.data.noun}. ${spoken(app, ["explained_variance"])}`,
     }),
   };

@@ -210,7 +210,7 @@ export class Data {
     const { name } = this.categories[code] ?? { name: "not measured" };
     const pc = `PC${this.components[component]}`;
     if (this.components[component] === 0) return name;
-    const neutral = { "position-dominated": "queries and keys follow position", "Q-positional": "queries follow position", "K-positional": "keys follow position", "content-focused": "no position", mixed: "some position" };
+    const neutral = { "position-dominated": "queries and keys track position", "Q-positional": "queries track position", "K-positional": "keys track position", "content-focused": "no position", mixed: "some position" };
     return neutral[name] ? `${neutral[name]} on ${pc}` : name;
   }
 

@@ -55,7 +55,7 @@ function drawDepth(statistic) {
         const layers = layersOfBin(data, c, bin);
         const range = layers ? `layers ${layers[0]} to ${layers[1]}` : "no layer in this bin";
         const place = byLayer ? `layer ${bin}` : `depth ${percent(bin / bins)} to ${percent((bin + 1) / bins)} (${range})`;
-        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, place, Number.isFinite(value) ? `mean ${statistic} ${estimate(value, summaries.depthError(c, statistic, bin), 3)}` : "no heads", "click: keep these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
+        hits.push({ x, y, w: across, h: down, lines: [data.checkpoints[c].label, place, Number.isFinite(value) ? `mean ${statistic} ${estimate(value, summaries.depthError(c, statistic, bin), 3)}` : "no heads", "click: select these layers"], click: () => layers && store.set({ checkpoint: c, layers }) });
       });
     });
     for (const [, first] of phaseRuns(data, checkpoints).slice(1)) pen.line([[0, TOP + first * down], [g.width, TOP + first * down]], { stroke: theme.line, width: 1, dash: [3, 3] });
@@ -79,13 +79,13 @@ export function depthViews(app) {
   const make = (statistic, what) =>
     new View(app, {
       id: `depth-${statistic.replace("_", "")}`, surface: "svg", uses: USES, title: `Mean ${statistic} by ${app.data.about.depth.byLayer ? "layer" : "depth"}`,
-      about: `${what}, ${app.data.about.depth.byLayer ? "layer by layer" : "in ten bins from the first layer to the last"}. Click a cell to keep its layers.`,
+      about: `${what}, ${app.data.about.depth.byLayer ? "layer by layer" : "in ten bins from the first layer to the last"}. Click a cell to select its layers.`,
       card: `layer_heatmap_${statistic.replace("_", "")}`,
       height: () => Math.ceil(TOP + BOTTOM + app.selection.checkpoints().length * rowHeight(app)),
       draw: drawDepth(statistic),
       table: () => depthTable(app, statistic),
       label: () => `Mean ${statistic} by ${app.data.noun} and depth; the CSV download has all values.`,
-      note: () => (statistic === "r_q" ? "Green-blue above 0, brown below, pale at 0; hatched: no heads." : "The same colours."),
+      note: () => (statistic === "r_q" ? "Green above 0, brown below; hatched: no heads." : "Same colors."),
     });
   return [make("r_q", "Queries"), make("r_k", "Keys")];
 }

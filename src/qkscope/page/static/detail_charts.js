@@ -127,35 +127,52 @@ function drawRamp(g, frame, stops, far) {
   g.pen.text(words ?? most, left + wide + 5, top + 9, { size: 10.5, fill: g.theme.muted });
 }
 
-// Mean score against distance: as RoPE makes it of the mean query and key at rest (line), and as measured (marks).
-export function drawKernel(g, detail) {
+// The kernel at any distance from its rotation planes, each point the mean over a share `smooth` of its distance (planes
+// that rotate faster average out), as in the figure; null where planes are not in the file.
+function kernelCurve(detail, planes, smooth) {
+  const atZero = detail.distance.findIndex((distance) => distance === 0);
+  const known = (planes?.wavelength ?? []).map((wavelength, i) => ({ theta: (2 * Math.PI) / wavelength, amplitude: planes.amplitude[i], phase: planes.phase[i] })).filter((p) => Number.isFinite(p.theta + p.amplitude + p.phase));
+  if (!known.length || atZero < 0 || !Number.isFinite(detail.kernel?.[atZero])) return null;
+  const still = detail.kernel[atZero] - known.reduce((sum, p) => sum + p.amplitude * Math.cos(p.phase), 0);
+  const sinc = (x) => (Math.abs(x) < 1e-9 ? 1 : Math.sin(x) / x);
+  return (distance) => known.reduce((sum, { theta, amplitude, phase }) => sum + amplitude * Math.cos(theta * distance - phase) * sinc((theta * smooth * distance) / 2), still);
+}
+
+const SMOOTH = 0.25; // over which share of a distance the kernel is averaged
+const FINE = 240; // points of its curve
+
+// Mean score against distance, within the window: as the rotated mean query and key give it (line), and as measured (marks).
+export function drawKernel(g, { detail, planes, window }) {
   const [ink, teal] = [g.theme.ink, g.app.data.about.colours.parts[2]];
-  const points = (detail?.distance ?? []).map((distance, i) => ({ distance, kernel: detail.kernel?.[i] ?? NaN, kernelError: detail.kernel_se?.[i], measured: detail.measured?.[i] ?? NaN, error: detail.measured_se?.[i] })).filter((p) => Number.isFinite(p.distance)).sort((a, b) => a.distance - b.distance);
+  const points = (detail?.distance ?? []).map((distance, i) => ({ distance, kernel: detail.kernel?.[i] ?? NaN, kernelError: detail.kernel_se?.[i], measured: detail.measured?.[i] ?? NaN, error: detail.measured_se?.[i] })).filter((p) => p.distance < window).sort((a, b) => a.distance - b.distance);
   const known = points.filter((p) => Number.isFinite(p.kernel) || Number.isFinite(p.measured));
   if (!known.length) return noDetail(g, "No kernel at this window.");
   const frame = frameOf(g);
-  const axis = axisOf(extent(known.flatMap((p) => [p.kernel, p.measured])), null, { parts: 4 });
   const place = (distance) => Math.log2(distance + 1);
-  const x = scale([0, place(known.at(-1).distance)], [frame.left + 6, frame.right - 6]);
+  const end = place(window - 1);
+  const curve = kernelCurve(detail, planes, SMOOTH);
+  const line = curve ? Array.from({ length: FINE + 1 }, (_, i) => 2 ** ((i * end) / FINE) - 1).map((distance) => ({ distance, at: curve(distance) })) : [];
+  const axis = axisOf(extent([...line.map((p) => p.at), ...known.flatMap((p) => [line.length ? NaN : p.kernel, p.measured])]), null, { parts: 4 });
+  const x = scale([0, end], [frame.left + 6, frame.right - 6]);
   const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
   valueAxis(g, frame, y, axis.ticks, axis.text);
   let last = -Infinity;
-  for (let distance = 0; place(distance) <= place(known.at(-1).distance); distance = distance ? distance * 4 : 1) {
+  for (let distance = 0; place(distance) <= end; distance = distance ? distance * 4 : 1) {
     const at = x(place(distance));
     if (at - textWidth(whole(distance), LABEL) / 2 < last + 6) continue;
     g.pen.text(whole(distance), at, frame.bottom + 15, { size: LABEL, anchor: "middle", fill: g.theme.muted });
     last = at + textWidth(whole(distance), LABEL) / 2;
   }
   g.pen.text("tokens from key to query (log scale)", frame.right, frame.bottom + 29, { size: LABEL, anchor: "end", fill: g.theme.ink });
-  const line = known.filter((p) => Number.isFinite(p.kernel)).map((p) => ({ x: x(place(p.distance)), at: p.kernel, error: p.kernelError || 0 }));
-  band(g, line, (p) => y(p.at - p.error), (p) => y(p.at + p.error), teal);
-  if (line.length > 1) g.pen.line(line.map((p) => [p.x, y(p.at)]), { stroke: teal, width: 2 });
+  if (line.length) g.pen.line(line.map((p) => [x(place(p.distance)), y(p.at)]), { stroke: teal, width: 2, part: "kernel" });
+  // Without its planes the kernel is known at a few distances only: joined, they would zigzag.
+  else for (const p of known.filter((each) => Number.isFinite(each.kernel))) g.pen.circle(x(place(p.distance)), y(p.kernel), 2.4, { fill: teal });
   for (const p of known.filter((each) => Number.isFinite(each.measured))) {
     const at = x(place(p.distance));
     if (Number.isFinite(p.error)) g.pen.line([[at, y(p.measured - p.error)], [at, y(p.measured + p.error)]], { stroke: ink, width: 1.2 });
     g.pen.circle(at, y(p.measured), 3, { fill: g.theme.paper, stroke: ink, width: 1.4 });
   }
-  return known.map((p) => ({ x: x(place(p.distance)) - 5, y: frame.top, w: 10, h: frame.bottom - frame.top, lines: [`${whole(Math.round(p.distance))} tokens apart`, ...(Number.isFinite(p.kernel) ? [`RoPE alone ${score(p.kernel, p.kernelError)}`] : []), ...(Number.isFinite(p.measured) ? [`measured ${score(p.measured, p.error)}`] : [])] }));
+  return known.map((p) => ({ x: x(place(p.distance)) - 5, y: frame.top, w: 10, h: frame.bottom - frame.top, lines: [`distance ${whole(Math.round(p.distance))} tokens`, ...(Number.isFinite(p.kernel) ? [`rotated means ${score(p.kernel, p.kernelError)}`] : []), ...(Number.isFinite(p.measured) ? [`measured ${score(p.measured, p.error)}`] : [])] }));
 }
 
 // Plasticity along the window: how often two queries disagree about which of two earlier keys wins.
@@ -192,7 +209,7 @@ export function drawPairs(g, detail) {
     const fill = ramp(sequential, c.ap);
     g.pen.rect(box.x, box.y, box.w - 0.5, box.h - 0.5, { fill });
     if (across > 30 && down > 12) g.pen.text(significant(c.ap, 2), box.x + across / 2, box.y + down / 2 + 4, { size: 10, anchor: "middle", fill: readableOn(fill) });
-    return { ...box, lines: [`keys ${whole(Math.round(c.key))} tokens apart, query ${whole(Math.round(c.query))} away`, `plasticity ${score(c.ap, c.error)}`] };
+    return { ...box, lines: [`distance between keys ${whole(Math.round(c.key))} tokens, to the query ${whole(Math.round(c.query))}`, `plasticity ${score(c.ap, c.error)}`] };
   });
   queries.forEach((value, i) => i % Math.ceil(13 / down) === 0 && g.pen.text(whole(Math.round(value)), frame.left - 5, frame.top + (i + 0.5) * down + 4, { size: 10.5, anchor: "end", fill: g.theme.muted }));
   keys.forEach((value, i) => i % Math.ceil(36 / across) === 0 && g.pen.text(whole(Math.round(value)), frame.left + (i + 0.5) * across, frame.bottom + 14, { size: 10.5, anchor: "middle", fill: g.theme.muted }));

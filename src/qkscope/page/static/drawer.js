@@ -125,8 +125,8 @@ function about(app, head) {
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)];
   const reach = data.number("attention_window", checkpoint, head);
   return definition([
-    ["category", `${data.categoryName(source.category[at], component)}${data.runsAgainst(choice, at) ? ", keys against" : ""}`],
-    ...(data.hasErrors ? [["how sure", sureness(data, store.state, checkpoint, head)]] : []),
+    ["category", `${data.categoryName(source.category[at], component)}${data.runsAgainst(choice, at) ? `, ${data.about.against.name}` : ""}`],
+    ...(data.hasErrors ? [["confidence", sureness(data, store.state, checkpoint, head)]] : []),
     ...estimates(data, store.state, checkpoint, head).map(([name, text]) => [name, text, data.hasErrors ? "value ± 1 standard error over documents" : ""]),
     ["n", `${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`],
     ["window", Number.isFinite(source.window[at]) ? `${whole(source.window[at])} tokens` : "not recorded"],
@@ -150,7 +150,7 @@ function lensFacts(app, head) {
   const { data, store } = app;
   const parts = data.lenses.filter((lens) => lens.listed.length).map((lens) => {
     // What is folded is worked out when it is unfolded: there are a hundred columns, each with a rank among all heads.
-    const entries = () => lens.listed.map((column) => [column.name, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
+    const entries = () => lens.listed.map((column) => [column.title, column.text(store.state, store.state.checkpoint, head) + rankOf(app, column, head), column.definition]);
     const open = app.unfolded.has(lens.name);
     const toggled = () => {
       app.unfolded[node.open ? "add" : "delete"](lens.name);
@@ -177,7 +177,7 @@ function movers(app) {
     return Math.hypot(source.r_q[b] - q, source.r_k[b] - k);
   };
   const ranked = data.layers.map((_, h) => [h, far(h)]).filter(([h, d]) => mask[h] && Number.isFinite(d)).sort((a, b) => b[1] - a[1]).slice(0, 8);
-  const lead = one === null ? "The strongest queries here: " : ["Moved most since ", named(data.checkpoints[one].label), ": "];
+  const lead = one === null ? "Highest r_q: " : ["Changed most since ", named(data.checkpoints[one].label), ": "];
   const list = ranked.map(([h]) => button(data.name(h), () => store.set({ head: h }), { class: "chip" }));
   return element("p", { class: "movers" }, element("span", {}, ...[lead].flat()), ...(list.length ? list : ["no head is selected by the filters."]));
 }
@@ -188,34 +188,41 @@ function detailCharts(app, head, details) {
   return [...windowCharts(app, head, details), ...tokens];
 }
 
+// What a chart draws: its rows; of a kernel its planes and its window, too.
+function rowsOf({ data, store }, details, table, choice, head) {
+  const { checkpoint } = store.state;
+  const rows = (name) => details.rows(name, choice, checkpoint, head);
+  return table === "kernel" ? { detail: rows("kernel"), planes: rows("planes"), window: data.window(choice, checkpoint) } : rows(table);
+}
+
 function windowCharts(app, head, details) {
   const { data, store } = app;
   const { checkpoint } = store.state;
   const name = data.name(head);
   if (!details.checkpoints.includes(checkpoint)) {
     if (!details.checkpoints.length) return [];
-    return [element("p", { class: "about" }, `Profiles and maps are kept for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s of this large study: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
+    return [element("p", { class: "about" }, `This file has profiles and maps for ${details.checkpoints.length} of ${data.checkpoints.length} ${data.noun}s: ${details.checkpoints.map((c) => data.checkpoints[c].label).join(", ")}.`)];
   }
   const charts = [
-    ["profile", "Where queries and keys lie along PC0, by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
-    ["map", "Which keys win: score map", drawScoreMap],
-    ["kernel", "Mean score by distance: RoPE alone (line), measured (marks)", drawKernel],
-    ["plasticity", "Plasticity along the window", drawPlasticity],
+    ["profile", "Projection on PC0 by position (mean ± SD)", (g, of) => drawProfile(g, profileRows(of))],
+    ["map", "Score map: which keys score higher", drawScoreMap],
+    ["kernel", "Mean score by distance: rotated means (line), measured (marks)", drawKernel],
+    ["plasticity", "Attention plasticity by query position", drawPlasticity],
   ];
   return charts.filter(([table]) => details.tables[table]).map(([table, title, drawIt]) => {
     const windows = shownWindows(app, table, checkpoint);
-    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => details.rows(table, choice, checkpoint, head), drawIt);
+    const draw = (g) => drawWindows(g, windows, checkpoint, (choice) => rowsOf(app, details, table, choice, head), drawIt);
     return element("div", { "data-chart": table }, element("h4", {}, title), chart(app, `${title}, ${name}`, 400, stackedHeight(windows, 400, table === "map" ? 260 : 200), draw));
   });
 }
 
-function header(app) {
+function header(app, node) {
   const { data, store } = app;
   const heading = element("h3", { id: "title-head", tabindex: "-1" });
   const step = (by) => store.set({ head: ((store.state.head ?? 0) + by + data.nHeads) % data.nHeads });
   const link = element("a", { class: "permalink" }, "link to this head");
   const copy = () => copyText(app, window.location.href.replace(/#.*$/, "") + toHash(data, store.state), "Link copied");
-  const tools = [link, button("Copy link", copy, { class: "tool" }), button("‹", () => step(-1), { class: "tool", "aria-label": "Previous head" }), button("›", () => step(1), { class: "tool", "aria-label": "Next head" }), button("Close", () => store.set({ head: null }), { class: "tool", id: "close-head" })];
+  const tools = [link, button("Copy link", copy, { class: "tool" }), button("⇄", () => node().classList.toggle("left"), { class: "tool", id: "move-drawer", "aria-label": "Move this panel to the other side" }), button("‹", () => step(-1), { class: "tool", "aria-label": "Previous head" }), button("›", () => step(1), { class: "tool", "aria-label": "Next head" }), button("Close", () => store.set({ head: null }), { class: "tool", id: "close-head" })];
   const update = () => {
     const { head, checkpoint } = store.state;
     heading.replaceChildren(`Head ${data.name(head)} ${data.atOrIn} `, named(data.checkpoints[checkpoint].label));
@@ -233,7 +240,7 @@ function fill(app, body, head, details) {
     ...(details ? detailCharts(app, head, details) : []),
     about(app, head),
     ...(data.oneRun && data.checkpoints.length > 1 ? [element("div", {}, element("h4", {}, "Over training: ", element("span", { class: "is-q" }, sign(app, "blue", "circle"), " r_q"), " ", element("span", { class: "is-k" }, sign(app, "red", "square"), " r_k"), app.store.state.both ? " (hollow: common window)" : ""), chart(app, `Path of ${name} over training`, 400, 210, (g) => drawPath(g, head)))] : []),
-    element("div", {}, element("h4", {}, `All ${data.components.length} components here`), chart(app, `Components of ${name}`, 400, 210, (g) => drawComponents(g, head))),
+    element("div", {}, element("h4", {}, `All ${data.components.length} components`), chart(app, `Components of ${name}`, 400, 210, (g) => drawComponents(g, head))),
     ...[lensFacts(app, head)].filter(Boolean),
     element("h4", {}, `Layer ${data.layers[head]}`),
     neighbours(app, head),
@@ -257,17 +264,38 @@ export function startChips(app) {
   return node;
 }
 
+// On which side the drawer opens: on the left where the right one would hide what was clicked or has the focus. Nothing
+// else on the page moves.
+function placeDrawer(node, at) {
+  const { width } = node.getBoundingClientRect();
+  node.classList.toggle("left", at !== null && at > window.innerWidth - width && at > width);
+}
+
+// Where a reader acted last: the place of the pointer, or the middle of what has the focus.
+function watchActions() {
+  let x = null;
+  document.addEventListener("pointerdown", (event) => (x = event.clientX), { capture: true });
+  document.addEventListener("keydown", () => (x = null), { capture: true });
+  return () => {
+    if (x !== null) return x;
+    const active = document.activeElement;
+    if (!active || active === document.body) return null;
+    const { left, width } = active.getBoundingClientRect();
+    return left + width / 2;
+  };
+}
+
 export function headDrawer(app) {
   const { store, data } = app;
   app.unfolded = new Set();
-  const top = header(app);
+  const top = header(app, () => node);
   const body = element("div", { class: "drawer-body", tabindex: "0", role: "region", "aria-label": "About this head" });
   const node = element("aside", { class: "drawer", id: "head", "aria-labelledby": "title-head", hidden: true }, top.node, body);
+  const lastAction = watchActions();
   let [details, opener, asked] = [null, null, false];
   const draw = () => {
     const { head } = store.state;
     node.hidden = head === null;
-    document.documentElement.classList.toggle("with-drawer", head !== null);
     if (head === null) return;
     top.update();
     fill(app, body, head, details);
@@ -285,7 +313,11 @@ export function headDrawer(app) {
       const active = document.activeElement;
       if (opens && active && active !== document.body) opener = active;
       if (store.state.head === null && node.contains(active)) queueMicrotask(() => (opener?.isConnected ? opener : document.getElementById("search"))?.focus({ preventScroll: true }));
-      if (opens) body.scrollTop = 0;
+      if (opens) {
+        body.scrollTop = 0;
+        node.hidden = false;
+        placeDrawer(node, lastAction());
+      }
     }
     if (["head", "checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "theme", "tokenAxes", "tokenDocument"].some((key) => changed.has(key))) draw();
   });
@@ -294,6 +326,13 @@ export function headDrawer(app) {
   });
   node.addEventListener("keydown", (event) => {
     if (event.key === "Escape") store.set({ head: null });
+  });
+  // What gets the focus by the keyboard must not be behind it.
+  document.addEventListener("focusin", ({ target }) => {
+    if (node.hidden || node.contains(target) || !target.matches?.(":focus-visible")) return;
+    const [one, drawer] = [target.getBoundingClientRect(), node.getBoundingClientRect()];
+    const middle = one.left + one.width / 2;
+    if (middle > drawer.left && middle < drawer.right) node.classList.toggle("left");
   });
   draw();
   return { node };

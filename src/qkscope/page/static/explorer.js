@@ -22,7 +22,7 @@ export function headLines(app, head, checkpoint) {
   const kind = [data.kind("rotary", checkpoint, head), data.kind("attention", checkpoint, head)].filter(Boolean).join(", ");
   return [
     `Layer ${data.layers[head]}, head ${data.heads[head]}`,
-    `${data.categoryName(code, component)}${data.runsAgainst(choice, at) ? ", keys against" : ""}${kind ? ` (${kind})` : ""}`,
+    `${data.categoryName(code, component)}${data.runsAgainst(choice, at) ? `, ${data.about.against.name}` : ""}${kind ? ` (${kind})` : ""}`,
     ...estimates(data, store.state, checkpoint, head).map(([name, text]) => `${name} ${text}`),
     `n ${whole(source.n_q[at])} queries, ${whole(source.n_k[at])} keys`,
     ...unsure(data, store.state, checkpoint, head),
@@ -123,10 +123,11 @@ export function explorer(app) {
   const view = new View(app, {
     id: "portrait",
     title: "Queries against keys",
-    about: "One mark per head. Choose one to open it; drag a box to keep its heads in every view.",
+    about: "One mark per head. Click a head to open it; drag to select heads in every view.",
     surface: "canvas",
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "head", "hover", "trail", "zoom", "theme"],
     card: "phase_portraits",
+    categories: () => true,
     options: [!data.oneRun || data.checkpoints.length < 2 ? null : trails, zoomButtons(app), clear].filter(Boolean),
     height: (width) => Math.round(Math.min(620, Math.max(320, width * 0.92))),
     draw,

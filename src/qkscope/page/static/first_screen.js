@@ -6,7 +6,7 @@ import { axisOf, extent, significant } from "./numbers.js";
 import { button, element, svgElement } from "./dom.js";
 import { correlation, headName, percent, shorten } from "./format.js";
 import { drawProfile } from "./detail_charts.js";
-import { partColours } from "./colours.js";
+import { categoryColour } from "./colours.js";
 import { scale } from "./axis.js";
 
 const TEXT = 10.5;
@@ -33,7 +33,7 @@ const number = (values) => values.map((value) => value ?? NaN);
 function colourOf(g, measure) {
   const { colours } = g.app.data.about;
   const category = g.app.data.categories.find(({ name }) => name === measure);
-  return category?.colour ?? { r_q: colours.blue, r_k: colours.red }[measure] ?? g.theme.ink;
+  return (category && categoryColour(category, g.theme)) ?? { r_q: colours.blue, r_k: colours.red }[measure] ?? g.theme.ink;
 }
 
 // The measures by their colours, in one line above the drawing; one measure is named by the title.
@@ -85,8 +85,8 @@ function drawLines(g, finding) {
   drawNames(g, frame, x, count);
 }
 
-// Places of causes among the colours of parts: as in the waterfall and in the figures.
-const CAUSES = { "context length": 0, "context length and RoPE base": 0, "RoPE base": 1, weights: 2, unexplained: 3 };
+// Causes by their names (lenses/rope/steps.py): the colors of the waterfall and of the figures.
+const CAUSES = { window: "window", "context length": "window", "window and RoPE base together": "window", "context length and RoPE base": "window", "RoPE base": "base", weights: "weights", unexplained: "unexplained" };
 
 // Contributions, or costs of single heads, as bars from 0 with ± 1 standard error.
 function drawBars(g, finding) {
@@ -96,12 +96,11 @@ function drawBars(g, finding) {
   const frame = { left: Math.min(g.width / 2, 12 + longest), right: g.width - 52, top: 10, bottom: g.height - 24 };
   const x = scale(low === high ? [0, 1] : [low, high], [frame.left, frame.right]);
   const down = (frame.bottom - frame.top) / bars.length;
-  const parts = partColours(g);
   bars.forEach(({ label, value, error }, i) => {
     const [top, middle] = [frame.top + i * down, frame.top + (i + 0.5) * down];
     g.pen.text(label, frame.left - 6, middle + 4, { size: TEXT + 0.5, anchor: "end", fill: g.theme.ink });
     if (!Number.isFinite(value)) return;
-    g.pen.rect(Math.min(x(0), x(value)), top + 3, Math.abs(x(value) - x(0)), Math.max(2, down - 6), { fill: parts[CAUSES[label]] ?? g.theme.muted, alpha: 0.85 });
+    g.pen.rect(Math.min(x(0), x(value)), top + 3, Math.abs(x(value) - x(0)), Math.max(2, down - 6), { fill: g.app.data.about.colours.causes[CAUSES[label]] ?? g.theme.muted, stroke: g.theme.line, width: 0.6 });
     if (Number.isFinite(error)) g.pen.line([[x(value - error), middle], [x(value + error), middle]], { stroke: g.theme.ink, width: 1.4 });
     g.pen.text(`${value > 0 ? "+" : ""}${significant(value, 2)}`, Math.max(x(value + (error || 0)), x(0)) + 4, middle + 4, { size: TEXT, fill: g.theme.muted });
   });

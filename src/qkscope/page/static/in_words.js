@@ -1,23 +1,23 @@
-// What a head does, in words: which keys its late queries favour, whether that exceeds its error, and what is not sure.
+// What a head does, in words: how closely it tracks position, which keys it prefers, and what is uncertain.
 
 import { correlation } from "./format.js";
 import { outcome, significant, withError } from "./numbers.js";
 import { unsure } from "./sure.js";
 
-// On the component that is shown: who follows position.
+// On the component that is shown: what tracks position.
 function followWords(app, head) {
   const { data, store } = app;
   const { checkpoint, component, choice } = store.state;
   const at = data.at(checkpoint, component, head);
   const { r_q: q, r_k: k } = data.choices[choice];
   const { low, high } = data.about.thresholds;
-  const how = (value) => (Math.abs(value) > high ? "closely" : Math.abs(value) > low ? "loosely" : "hardly");
+  const how = (value) => (Math.abs(value) > high ? "closely" : Math.abs(value) > low ? "loosely" : "barely");
   if (!Number.isFinite(q[at] + k[at])) return "Its correlation with position is undefined here.";
-  const against = k[at] < -low ? "; keys run against it" : "";
-  return `Queries follow position ${how(q[at])} (r_q ${correlation(q[at])}), keys ${how(k[at])} (r_k ${correlation(k[at])})${against}.`;
+  const keys = k[at] < -low ? "track it in reverse" : `${how(k[at])} track it`;
+  return `Queries ${how(q[at])} track position (r_q ${correlation(q[at])}); keys ${keys} (r_k ${correlation(k[at])}).`;
 }
 
-// Whether late queries favour late or early keys, against the spread of a query's scores.
+// Whether late queries prefer late or early keys, in standard deviations of a query's scores.
 function favourWords(app, head) {
   const { data, store } = app;
   const column = data.columns.get("late_advantage");
@@ -25,13 +25,13 @@ function favourWords(app, head) {
   const { checkpoint } = store.state;
   const [value, error] = [column.at(store.state, checkpoint, head), column.errorAt(store.state, checkpoint, head)];
   if (!Number.isFinite(value)) return "";
-  const amount = `${withError(Math.abs(value), error, { plain: (number) => significant(number, 3) })}${Number.isFinite(error) ? "" : " (error not known)"} standard deviations of a query’s scores`;
-  const found = outcome(value, error, data.about.critical[checkpoint]);
-  if (found !== "changed") return `Whether its late queries favour late or early keys is ${found === "unchanged" ? "not significant" : "unknown"} (${amount}).`;
-  return `Its late queries favour ${value > 0 ? "late" : "early"} keys: from the first key to the last the score ${value > 0 ? "rises" : "falls"} by ${amount}.`;
+  const which = outcome(value, error, data.about.critical[checkpoint]);
+  if (which === "unchanged") return `No significant preference for late or early keys (${withError(value, error)} SD).`;
+  const unknown = which === "unknown" ? " (standard error not known)" : "";
+  return `${value > 0 ? "Later" : "Earlier"} keys score ${significant(Math.abs(value), 2)} SD higher${unknown}.`;
 }
 
-// PC0 is one direction; where another one follows position more closely, that is said.
+// PC0 is one direction; another one may track position more closely.
 function strongestWords(app, head) {
   const { data, store } = app;
   const { checkpoint, component, choice } = store.state;
@@ -40,14 +40,14 @@ function strongestWords(app, head) {
   const best = data.components.map((_, p) => p).filter((p) => Number.isFinite(size(p))).sort((a, b) => size(b) - size(a))[0];
   if (best === undefined || best === component) return "";
   const share = data.choices[choice].explained_variance[data.at(checkpoint, best, head)];
-  return `Queries follow position most closely on PC${data.components[best]} (|r_q| ${correlation(size(best))}, ${Math.round(100 * share)}% of the variance).`;
+  return `Queries track position most closely on PC${data.components[best]} (|r_q| ${correlation(size(best))}, ${Math.round(100 * share)}% of the variance).`;
 }
 
 // How far the nearest threshold is, where crossing it would change the category.
 function thresholdWords(app, head) {
   const { data, store } = app;
   const said = unsure(data, store.state, store.state.checkpoint, head);
-  return said.length ? `Not sure: ${said.join("; ")}.` : "";
+  return said.length ? `Uncertain: ${said.join("; ")}.` : "";
 }
 
 export function inWords(app, head) {

@@ -1,6 +1,6 @@
 // One column of a lens, layers by heads, with a scale of its colours.
 
-import { attachCells, cellsHeight, drawCells } from "./cells.js";
+import { attachCells, cellText, cellsHeight, drawCells } from "./cells.js";
 import { axisOf, bound, significant } from "./numbers.js";
 import { columnLines, columnTable } from "./columns.js";
 import { ramp } from "./colours.js";
@@ -37,7 +37,7 @@ export function drawScale(g, colours, column) {
   if (colours.diverging) pen.line([[left + width / 2, top], [left + width / 2, top + 15]], { stroke: theme.muted, width: 1 });
   pen.text(high, left + width + 7, top + 10, text);
   const rest = left + width + 7 + textWidth(high, text.size) + 14;
-  const label = [column.label, column.name].find((words) => rest + textWidth(words, text.size) <= g.width);
+  const label = [column.label, column.title].find((words) => rest + textWidth(words, text.size) <= g.width);
   if (label) pen.text(label, rest, top + 10, { ...text, fill: theme.ink });
 }
 
@@ -49,9 +49,7 @@ function drawMap(column) {
     drawCells(g, (h, place) => {
       const value = column.at(state, state.checkpoint, h);
       if (!Number.isFinite(value)) return { fill: null, text: "?" };
-      const number = significant(value, 2);
-      const short = colours.diverging && value < 0 ? "−" : "";
-      return { fill: colours.of(value), text: place.across > textWidth(number, 11) + 8 ? number : short };
+      return { fill: colours.of(value), text: cellText(significant(value, 2), place) };
     });
     drawScale(g, colours, column);
   };
@@ -69,8 +67,8 @@ export function cellsSpec(app, { columns: [column], title }) {
     attach: (view) => attachCells(view, lines),
     label: () => {
       const [low, high] = (column.range ?? [NaN, NaN]).map(bound);
-      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, coloured by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
+      return `${title}: map of ${data.nLayers} layers by ${data.nColumns} heads ${data.place(store.state.checkpoint)}, colored by ${column.label}, from ${low} to ${high}. Arrow keys move, Enter selects.`;
     },
-    note: (undefinedHeads) => `${undefinedHeads ? "A question mark: undefined. " : ""}Heads across, layers downwards; drag to keep a block of heads.`,
+    note: (undefinedHeads) => `${undefinedHeads ? "A question mark: undefined. " : ""}Heads across, layers downwards; drag to select heads.`,
   };
 }

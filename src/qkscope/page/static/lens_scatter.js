@@ -89,12 +89,13 @@ export function scatterSpec(app, { columns, title, diagonal = false }) {
   const { data, store, selection } = app;
   return {
     surface: "canvas",
+    categories: () => true,
     uses: ["head", "hover"],
     height: (width) => Math.round(Math.min(460, Math.max(300, width * 0.8))),
     draw: drawScatter(columns, diagonal),
     table: () => columnTable(app, columns),
     attach: (view) => attach(view, columns),
     label: () => `${title}: ${columns[0].label} across, ${columns[1].label} up, ${plural(selection.count(store.state.checkpoint), "head")} ${data.place(store.state.checkpoint)}. Arrow keys move between heads, Enter selects, Escape clears.`,
-    note: (undefinedHeads) => `Colours and shapes are those of the portrait.${undefinedHeads ? ` ${plural(undefinedHeads, "head")} without a defined value cannot be placed.` : ""}`,
+    note: (undefinedHeads) => `Colors and shapes as in “Queries against keys”.${undefinedHeads ? ` ${plural(undefinedHeads, "head")} without a defined value cannot be placed.` : ""}`,
   };
 }

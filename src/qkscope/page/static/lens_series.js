@@ -9,8 +9,7 @@ import { textWidth } from "./pen.js";
 
 const HEIGHT = 330;
 const MARKS = ["circle", "square", "triangle", "circle"];
-const LETTERS = 20; // of a column's name beside its line
-const LINE = 15; // pixels between two such names
+const LETTERS = 60; // of a measure in the key
 
 // Mean and spread of a column over the shown heads, and how many have no value; of all heads together the mean's error
 // over documents, of a selection the mean of the heads' own errors, which the mean's cannot exceed.
@@ -24,8 +23,9 @@ function overHeads(app, column, checkpoint) {
   return { ...all, error: Number.isFinite(exact) ? exact : atMost, exact: Number.isFinite(exact), heads: heads.length };
 }
 
-// Queries are blue and keys red wherever a column is about one of them; anything else has other colours.
-function seriesColour(app, name, place) {
+// The declared color; queries are blue and keys red wherever a column is about one of them; others have colors of parts.
+function seriesColour(app, { name, color }, place) {
+  if (color) return color;
   const { blue, red, parts } = app.data.about.colours;
   const kind = /(?:^|_)([qk])(?:_|$)/.exec(name)?.[1];
   return kind === "q" ? blue : kind === "k" ? red : parts[place % parts.length];
@@ -35,7 +35,7 @@ function seriesOf(app, columns) {
   const checkpoints = app.selection.checkpoints();
   return columns.filter((column) => column.isAt(app.store.state)).map((column, i) => {
     const all = checkpoints.map((c) => overHeads(app, column, c));
-    return { column, colour: seriesColour(app, column.name, i), mark: MARKS[i], all, means: all.map((s, i) => (app.data.columnLines.has(checkpoints[i]) ? s.mean : undefined)), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
+    return { column, colour: seriesColour(app, column, i), mark: MARKS[i], all, means: all.map((s, i) => (app.data.columnLines.has(checkpoints[i]) ? s.mean : undefined)), spreads: all.map((s) => s.spread), errors: all.map((s) => s.error) };
   });
 }
 
@@ -50,11 +50,11 @@ function valueAxisOf(series, zero) {
 
 function tooltipLines(s, i) {
   const { column } = s;
-  if (s.means[i] === undefined) return [`${column.name}: not in this file`];
+  if (s.means[i] === undefined) return [`${column.title}: not in this file`];
   const { mean, spread, count, heads, error, exact } = s.all[i];
   const unit = column.unit && Number.isFinite(mean) ? ` ${column.unit}` : "";
   return [
-    `mean ${column.name} ${withError(mean, error, { atMost: !exact })}${unit}`,
+    `mean ${column.title} ${withError(mean, error, { atMost: !exact })}${unit}`,
     ...(Number.isFinite(spread) ? [`SD over heads ${significant(spread, 2)}`] : []),
     ...(count < heads ? [`undefined for ${heads - count} of ${plural(heads, "head")}`] : []),
   ];
@@ -74,10 +74,10 @@ function drawSeries(columns, { bars, draw }) {
     const left = 16 + Math.max(...axis.ticks.map((tick) => textWidth(axis.text(tick), 11.5)));
     const units = new Set(series.map((s) => s.column.unit));
     const unit = units.size === 1 && series[0].column.unit ? ` (${series[0].column.unit})` : "";
-    const key = bars ? [...series.map((s) => ({ text: `mean ${s.column.name}${unit}`, fill: s.colour, alpha: 0.85 })), { text: "± 1 SD over heads", fill: g.theme.line }] : [{ text: `mean over heads${unit}, band ± 1 SD`, fill: g.theme.line }];
+    const named = series.map((s) => ({ text: shorten(`${s.column.title}${unit}`, LETTERS), ...(bars ? { fill: s.colour, alpha: 0.85 } : { colour: s.colour, mark: s.mark }) }));
+    const key = [...named, { text: bars ? "means; ± 1 SD over heads" : "means; band: ± 1 SD over heads", fill: g.theme.line }];
     if (series.some((s) => s.errors.some(Number.isFinite))) key.push({ text: series.some((s) => s.all.some((a) => Number.isFinite(a.error) && !a.exact)) ? "± 1 SE over documents, at most" : "± 1 SE over documents", bar: true });
-    const beside = bars ? 12 : 30 + Math.max(...series.map((s) => textWidth(shorten(s.column.name, LETTERS), 12)));
-    const { frame, layout } = curveFrame(g, checkpoints, key, { left: Math.max(44, left), right: g.width - beside });
+    const { frame, layout } = curveFrame(g, checkpoints, key, { left: Math.max(44, left), right: g.width - 12 });
     const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
     currentColumn(g, frame, checkpoints);
     valueAxis(g, frame, y, axis.ticks, axis.text);
@@ -87,27 +87,12 @@ function drawSeries(columns, { bars, draw }) {
   };
 }
 
-// Names at the ends of their lines, pushed apart where they would overlap.
-function drawNames(g, { series, frame, y }) {
-  const ends = series.map((s) => ({ ...s, end: s.means.findLast(Number.isFinite) })).filter((s) => s.end !== undefined);
-  ends.sort((a, b) => y(a.end) - y(b.end));
-  let last = -Infinity;
-  const places = ends.map((s) => (last = Math.max(y(s.end), last + LINE)));
-  const over = Math.max(0, (places.at(-1) ?? 0) - frame.bottom);
-  ends.forEach((s, i) => {
-    const at = places[i] - over;
-    g.pen.mark(s.mark, frame.right + 9, at, 3.6, { fill: s.colour });
-    g.pen.text(shorten(s.column.name, LETTERS), frame.right + 17, at + 4, { size: 12, fill: g.theme.ink });
-  });
-}
-
 function drawCurves(g, where) {
   const { series, axis, x, y } = where;
   const connected = g.app.data.oneRun;
   for (const s of series) drawBand(g, x, y, s.means, s.spreads, s.colour, connected, [axis.low, axis.high]);
   for (const s of series) drawCurve(g, x, y, s.means, { ...s, connected });
   for (const s of series) drawErrors(g, x, y, s.means, s.errors, [axis.low, axis.high]);
-  drawNames(g, where);
 }
 
 function drawBars(g, { series, axis, x, y, step }) {
@@ -141,7 +126,7 @@ function seriesTable(app, columns) {
 
 function spoken(app, columns) {
   return toldOf(app)
-    .map((c) => `${app.data.checkpoints[c].label}: ${columns.map((column) => `mean ${column.name} ${significant(overHeads(app, column, c).mean, 3)}`).join(", ")}`)
+    .map((c) => `${app.data.checkpoints[c].label}: ${columns.map((column) => `mean ${column.title} ${significant(overHeads(app, column, c).mean, 3)}`).join(", ")}`)
     .join("; ");
 }
 

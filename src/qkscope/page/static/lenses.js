@@ -21,7 +21,7 @@ function definitions(columns) {
   };
   const entries = columns.map((column) => {
     const more = [column.unit, bounds(column)].filter(Boolean).join(", ");
-    return element("div", {}, element("dt", {}, column.name), element("dd", {}, more ? `${column.definition.replace(/\.$/, "")} (${more}).` : column.definition));
+    return element("div", {}, element("dt", {}, column.title), element("dd", {}, more ? `${column.definition.replace(/\.$/, "")} (${more}).` : column.definition));
   });
   return element("dl", { class: "defines" }, ...entries);
 }
@@ -37,7 +37,7 @@ function lensView(app, declared) {
   const { id, kind, title, about, card, columns } = declared;
   const spec = KINDS[kind](app, declared);
   const note = () => {
-    const missing = columns.filter((column) => !column.isAt(app.store.state)).map((column) => column.name);
+    const missing = columns.filter((column) => !column.isAt(app.store.state)).map((column) => column.title);
     return missing.length ? `Not measured at this window: ${missing.join(", ")}.` : keptWords(app) || spec.note(countUndefined(app, columns));
   };
   const view = new View(app, { ...spec, id, title, about, card, note, uses: [...USES, ...spec.uses] });

@@ -27,6 +27,7 @@ import { shareViews } from "./shares.js";
 import { signalView } from "./signal.js";
 import { size, whole } from "./format.js";
 import { waterfallView } from "./waterfall.js";
+import { WINDOW_FILES, windowWords } from "./both_windows.js";
 import { windowView } from "./windows.js";
 
 function makeTooltip() {
@@ -77,14 +78,14 @@ function createApp(data) {
   app.announce = makeAnnouncer();
   app.cards = new Cards(app);
   app.headTable = (checkpoint, filtered) => headTable(app, checkpoint, filtered);
-  app.describe = () => {
-    const { checkpoint, component, choice } = store.state;
-    const where = choice === "common" ? `common window of ${whole(data.window("common", checkpoint))} tokens` : `each ${data.noun} at its own context`;
+  // What a file shows: checkpoint, window ("own", "common", "both" or none), component, heads.
+  app.describe = (window, subject = "") => {
+    const { checkpoint, component } = store.state;
     const words = app.selection.words();
-    return `${data.checkpoints[checkpoint].label} on the slider; PC${data.components[component]}; ${where}; ${app.selection.title()}${words ? ` (${words})` : ""}`;
+    const heads = subject ? "" : `${app.selection.title()}${words ? ` (${words})` : ""}`;
+    return [`${data.checkpoints[checkpoint].label} on the slider`, `PC${data.components[component]}`, window ? windowWords(data, window, checkpoint) : "", heads].filter(Boolean).join("; ");
   };
-  // Of what a file is: checkpoint, window, component.
-  app.where = () => [data.checkpoints[store.state.checkpoint].label, store.state.both ? "both-windows" : `${store.state.choice}-window`, `PC${data.components[store.state.component]}`];
+  app.where = (window) => [data.checkpoints[store.state.checkpoint].label, ...(window ? [WINDOW_FILES[window]] : []), `PC${data.components[store.state.component]}`];
   app.problems = problems;
   app.motion = new Motion(app);
   prefersDark.addEventListener("change", () => store.touch("theme"));
@@ -130,9 +131,9 @@ function isItReal(app, parts) {
     const spec = scatterSpec(app, { columns, title, diagonal: true });
     return new View(app, { ...spec, id, title, about, card, note: () => keptWords(app) || spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
   };
-  parts.rope = scatter("rope", "Measured r_q against the rotated-mean prediction", ["r_q_rope", "r_q"], "Across: r_q predicted from the head’s mean query and key before RoPE and the rotation. Heads on the dashed line need nothing else.", "rope_alone");
+  parts.rope = scatter("rope", "Measured r_q against the rotated-mean prediction", ["r_q_rope", "r_q"], "Predicted from the head’s mean query and key before RoPE (across) and measured (up). Dashed: equal.", "rope_alone");
   parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line, another component tracks position more closely than PC0.", "measures");
-  parts.decode = scatter("decode", "PC0 against the measure without a component", ["r_q", "decode_q"], "Up: the share of the variance of position that can be read out of whole queries.", "measures");
+  parts.decode = scatter("decode", "r_q against position decodable from queries", ["r_q", "decode_q"], "Up: share of the variance of position that a linear read-out of whole queries recovers.", "measures");
 }
 
 // All views by name; those that the data does not carry are null.
@@ -160,11 +161,11 @@ function sectionsOf(app, v) {
   return [
     section("explore", WHICH, takeaway(app, WHICH) ?? "", element("p", { class: "intro" }, `Move through the ${noun}s with the slider; every view follows. Position-dominated: queries and keys both track position closely. Q- or K-positional: only one does. Content-focused: neither.`), filters(app), legend(app), element("div", { class: "explore" }, v.map.node, v.portrait.node), hasOne ? null : startChips(app)),
     section("training", data.oneRun ? WHEN : `How do the ${noun}s differ?`, takeaway(app, WHEN), v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, components of mean r_k, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
-    causes.length ? section("real", takeaway(app, LONG) ? LONG : "Context length, RoPE base, or weights?", takeaway(app, LONG), ...causes, folded("More: a measure that needs no component", pair(v.decode))) : null,
+    causes.length ? section("real", takeaway(app, LONG) ? LONG : "Context length, RoPE base, or weights?", takeaway(app, LONG), ...causes, folded("More: position decodable from queries", pair(v.decode))) : null,
     matter.length ? section("matter", MATTERS, takeaway(app, MATTERS), ...matter) : null,
-    hasOne ? section("one", "What does one head do?", null, howToRead(app), headSentence(app), pair(v.profile, v.scoreMap), startChips(app)) : section("one", "How are single heads read?", null, howToRead(app)),
+    hasOne ? section("one", "What does one head do?", null, howToRead(app), headSentence(app), pair(v.profile, v.scoreMap), startChips(app)) : section("one", "How to read a head", null, howToRead(app)),
     v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, pair({ node: v.compare.measures }, v.difference)) : null,
-    section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "What each figure of the figures folder shows, computed from this study."), app.cards.index(), element("h3", { id: "provenance" }, "Where this comes from"), provenancePanel(app)),
+    section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "The text of each figure in the figures folder."), app.cards.index(), element("h3", { id: "provenance" }, "Provenance"), provenancePanel(app)),
   ].filter(Boolean);
 }
 
@@ -190,7 +191,7 @@ function build(app) {
 }
 
 function tellProblems(app, problems) {
-  if (problems.length) app.announce(`This link points to something that is not in this study: ${problems.join(", ")}`, true);
+  if (problems.length) app.announce(`This link points to a head or checkpoint that is not in this study: ${problems.join(", ")}`, true);
 }
 
 // Writes the state into the address. While the slider moves once it has stopped: browsers take long for it, and stop
@@ -210,9 +211,9 @@ function connect(app) {
   const address = addressWriter(app);
   store.subscribe((changed) => {
     if (changed.has("theme")) applyTheme(app);
-    if (isLinked(changed) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
+    if ((isLinked(changed) || changed.has("playing")) && !store.state.playing) address(changed.size === 1 && changed.has("checkpoint"));
     if (changed.has("checkpoint") && !store.state.playing) app.announce(settled(app));
-    if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} chosen`);
+    if (changed.has("head") && store.state.head !== null) app.announce(`Head ${data.name(store.state.head)} selected`);
   });
   window.addEventListener("hashchange", () => {
     const { changes, problems } = fromHash(data, window.location.hash);
@@ -259,7 +260,7 @@ async function start() {
 }
 
 start().catch((error) => {
-  const text = `This page could not be drawn: ${error.message}. It needs a browser of 2023 or later; the same figures are in the figures folder.`;
+  const text = `This page could not be drawn: ${error.message}. Use a browser from 2023 or later; the same figures are in the figures folder.`;
   document.getElementById("app").replaceChildren(element("p", { class: "waiting", role: "alert" }, text));
   throw error;
 });

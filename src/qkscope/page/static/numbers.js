@@ -16,6 +16,11 @@ export function significant(value, digits = 4) {
   return minus(decimal(value, decimals));
 }
 
+// The longest form of a number that fits into so many pixels; empty where only a sign would.
+export function fitted(number, room, width) {
+  return [number, number.replace(/^([−+]?)0\./, "$1.")].find((text) => width(text) <= room) ?? "";
+}
+
 // A limit or the end of a scale: no zeros that say nothing.
 export function bound(value) {
   return significant(value, 3).replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "");

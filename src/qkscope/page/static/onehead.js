@@ -6,8 +6,8 @@ import { drawProfile, drawScoreMap, profileRows } from "./detail_charts.js";
 import { element } from "./dom.js";
 import { inWords } from "./in_words.js";
 
-// The head that is shown: the chosen one, else the one whose queries and keys follow position most closely.
-function shownHead(app) {
+// The head that is shown: the chosen one, else the one whose queries and keys track position most closely.
+export function shownHead(app) {
   const { data, store } = app;
   const { head, checkpoint, component, choice } = store.state;
   if (head !== null) return head;
@@ -33,6 +33,15 @@ function drawDetail(g, table, draw) {
   return drawWindows(g, shownWindows(app, table, checkpoint), checkpoint, (choice) => details.rows(table, choice, checkpoint, shownHead(app)), draw);
 }
 
+// The rows behind a drawing of one head (or layer): as in the parquet tables, one line per place.
+export function detailTable({ data }, details, { table, windows, checkpoint, unit, ofLayer = false }) {
+  const place = ofLayer ? { layer: unit } : { layer: data.layers[unit], head: data.heads[unit] };
+  const parts = windows.map((each) => [each, details.rows(table, each, checkpoint, unit)]).filter(([, rows]) => rows);
+  const names = parts.length ? Object.keys(parts[0][1]) : [];
+  const rows = parts.flatMap(([each, columns]) => columns[names[0]].map((_, i) => [data.checkpoints[checkpoint].name, each, data.window(each, checkpoint), ...Object.values(place), ...names.map((name) => columns[name]?.[i] ?? NaN)]).filter((row) => row.slice(3 + Object.keys(place).length).some(Number.isFinite)));
+  return { columns: ["model", "windows", "window", ...Object.keys(place), ...names], rows };
+}
+
 function where(app, table) {
   const { data } = app;
   const at = shownCheckpoint(app, table);
@@ -49,12 +58,21 @@ export function oneHeadViews(app) {
       ...common, ...spec,
       height: (width) => stackedHeight(shownWindows(app, table, shownCheckpoint(app, table)), width, 300),
       draw: (g) => (g.details ? drawDetail(g, table, draw) : (unpacking(g), [])),
+      subject: () => app.data.name(shownHead(app)),
+      window: () => {
+        const windows = shownWindows(app, table, shownCheckpoint(app, table));
+        return windows.length > 1 ? "both" : windows[0];
+      },
+      table: (_, details) => {
+        const checkpoint = shownCheckpoint(app, table);
+        return detailTable(app, details, { table, windows: shownWindows(app, table, checkpoint), checkpoint, unit: shownHead(app) });
+      },
       label: () => `${spec.title}: ${where(app, table)}`,
       note: () => `${where(app, table)} ${typeof spec.says === "function" ? spec.says() : spec.says}`,
     });
   return {
-    profile: make("profile", { id: "profile", title: "Where its queries and keys lie", card: "profile", says: "Projection on PC0 by position: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
-    score: make("map", { id: "score", title: "Which keys win", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), against the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: not significantly different from it." : "Its errors are not in these tables."}` }, drawScoreMap),
+    profile: make("profile", { id: "profile", title: "Projection by position", card: "profile", says: "Projection of queries and keys on PC0: mean and ± 1 SD over tokens." }, (g, rows) => drawProfile(g, profileRows(rows))),
+    score: make("map", { id: "score", title: "Score map", card: "score_map", says: () => `Mean score of queries (rows) with keys (columns), compared with the row’s mean. ${tables.map.columns.some((name) => name.endsWith("_se")) ? "Dots: not significantly different from it." : "These tables have no standard errors of it."}` }, drawScoreMap),
   };
 }
 

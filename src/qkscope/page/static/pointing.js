@@ -53,7 +53,7 @@ export function boxButton(view) {
     view.boxing = !view.boxing;
     view.surface.style.touchAction = view.boxing ? "none" : "";
     node.setAttribute("aria-pressed", String(view.boxing));
-    if (view.boxing) view.app.announce("Drag over the heads to keep", true);
+    if (view.boxing) view.app.announce("Drag over heads to select them", true);
   }, { class: "quiet touch-only", "aria-pressed": "false" });
   view.stopBoxing = () => view.boxing && node.click();
   return node;

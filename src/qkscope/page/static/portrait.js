@@ -1,6 +1,6 @@
 // The phase portrait: r_q across, r_k up, one mark per head. Drawn here for the explorer and for the comparison.
 
-import { headPaint, markOf } from "./colours.js";
+import { categoryColour, headPaint, markOf } from "./colours.js";
 import { correlation } from "./format.js";
 import { scale, LABEL } from "./axis.js";
 import { axisOf } from "./numbers.js";
@@ -48,7 +48,7 @@ function zones(app) {
   const [first] = wholeRange(app).r_q;
   return [
     ["position-dominated", [high, FARTHEST], [high, FARTHEST], "top"],
-    ["keys against", [high, FARTHEST], [-FARTHEST, -high], "right"],
+    [app.data.about.against.name, [high, FARTHEST], [-FARTHEST, -high], "right"],
     ["Q-positional", [high, FARTHEST], [-low, low], "right"],
     ["K-positional", [first, low], [high, FARTHEST], "top"],
     ["K-positional", [first, low], [-FARTHEST, -high], null],
@@ -63,7 +63,7 @@ function drawZone(g, frame, [name, q, k, edge]) {
   const [left, right] = [Math.max(q[0], across[0]), Math.min(q[1], across[1])].map(frame.x);
   const [bottom, top] = [Math.max(k[0], up[0]), Math.min(k[1], up[1])].map(frame.y);
   if (right - left < 1 || bottom - top < 1) return;
-  const { colour } = [...app.data.categories, app.data.about.against].find((category) => category.name === name);
+  const colour = categoryColour([...app.data.categories, app.data.about.against].find((category) => category.name === name), theme);
   pen.rect(left, top, right - left, bottom - top, { fill: colour, alpha: theme.zone });
   const room = edge === "top" ? right - left : bottom - top;
   if (edge === null || app.data.components[app.store.state.component] !== 0 || textWidth(name, 11) > room + 16) return;
@@ -104,13 +104,13 @@ export function drawFrame(g, frame) {
   for (const zone of zones(app)) drawZone(g, frame, zone);
   drawLevels(g, frame);
   pen.line([[frame.left, frame.top], [frame.left, frame.bottom], [frame.right, frame.bottom]], { stroke: theme.line });
-  const words = "r_q: how closely queries follow position";
+  const words = "r_q: how closely queries track position";
   pen.text(textWidth(words, 12) < frame.right - frame.left ? words : "r_q, queries", frame.right, frame.bottom + 32, { size: 12, fill: theme.ink, anchor: "end" });
   pen.text("r_k, keys", frame.left - 36, frame.top, { size: 12, fill: theme.ink, anchor: "end", rotate: -90 });
 }
 
 // The part of a line that is inside the frame; null where none is.
-function clipped(frame, [x0, y0], [x1, y1]) {
+export function clipped(frame, [x0, y0], [x1, y1]) {
   let [from, to] = [0, 1];
   const sides = [[x0 - x1, x0 - frame.left], [x1 - x0, frame.right - x0], [y0 - y1, y0 - frame.top], [y1 - y0, frame.bottom - y0]];
   for (const [speed, room] of sides) {

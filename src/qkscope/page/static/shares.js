@@ -1,7 +1,7 @@
 // Categories over training: stacked shares, and the heads that flow from one category to another.
 
 import { View } from "./view.js";
-import { categoryPaint, readableOn } from "./colours.js";
+import { categoryColour, categoryPaint, readableOn } from "./colours.js";
 import { checkpointAxis, columnHits, currentColumn, layLabels, scale, valueAxis } from "./axis.js";
 import { percent, plural } from "./format.js";
 import { shareEstimate } from "./numbers.js";
@@ -12,8 +12,8 @@ const USES = ["checkpoint", "component", "choice", "layers", "hidden", "brush", 
 
 function frameOf(g, checkpoints) {
   const [left, right] = [44, g.width - 12];
-  const layout = layLabels(checkpoints.map((c) => g.app.data.checkpoints[c].label), (right - left) / checkpoints.length);
-  return { frame: { left, right, top: 24, bottom: g.height - Math.min(110, layout.height) }, layout };
+  const layout = layLabels(checkpoints.map((c) => g.app.data.checkpoints[c].label), (right - left) / checkpoints.length, left);
+  return { frame: { left, right, top: 24, bottom: g.height - layout.height }, layout };
 }
 
 // Where each category's block begins and ends, from the bottom, in the order of the figures.
@@ -31,7 +31,7 @@ function blockStyle(g, code) {
 function shareLines(app, c) {
   const s = app.summaries.at(c);
   const share = (category, i) => shareEstimate(s.shares[i], app.summaries.error(c, category.name));
-  const withKeys = (i) => (i === 0 && s.against ? `, ${s.against} with keys against` : "");
+  const withKeys = (i) => (i === 0 && s.against ? `, ${s.against} with ${app.data.about.against.name}` : "");
   const { component } = app.store.state;
   return app.data.categories.map((category, i) => [s.counts[i], `${app.data.categoryName(i, component)} ${share(category, i)} (${s.counts[i]}${withKeys(i)})`]).filter(([n]) => n).map(([, line]) => line);
 }
@@ -62,7 +62,7 @@ function drawStack(g) {
       g.pen.rect(x(i) - wide / 2, y(high), wide, y(low) - y(high), style);
       if (code === 0 && against) {
         const part = low + ((high - low) * against) / counts[0];
-        g.pen.rect(x(i) - wide / 2, y(part), wide, y(low) - y(part), { ...style, fill: app.data.about.against.colour });
+        g.pen.rect(x(i) - wide / 2, y(part), wide, y(low) - y(part), { ...style, fill: categoryColour(app.data.about.against, g.theme) });
       }
       drawShareError(g, c, code, [x(i) - wide / 2 + (wide * (code + 1)) / (counts.length + 1), y], [low, high]);
       if (wide >= 30 && y(low) - y(high) > 13) g.pen.text(percent(shares[code]), x(i), (y(low) + y(high)) / 2 + 4, { size: 11, anchor: "middle", fill: code === app.data.undefinedCode ? g.theme.ink : readableOn(style.fill) });
@@ -159,7 +159,7 @@ function spoken(app) {
 }
 
 export function shareViews(app) {
-  const common = { surface: "svg", uses: USES, height: () => HEIGHT, card: "taxonomy" };
+  const common = { surface: "svg", categories: () => true, uses: USES, height: () => HEIGHT, card: "taxonomy" };
   const thinned = () => flowColumns(app.selection.checkpoints()).length < app.selection.checkpoints().length;
   return {
     stack: new View(app, {
@@ -168,10 +168,10 @@ export function shareViews(app) {
       label: () => `Shares of categories. ${spoken(app)}`,
     }),
     flow: !app.data.oneRun || app.data.checkpoints.length < 2 ? null : new View(app, {
-      ...common, id: "flow", title: "Where heads go", draw: drawFlow, table: flowTable,
-      about: "Heads that change category between checkpoints, in the colour of the category they reach; pale ribbons stay.",
+      ...common, id: "flow", title: "Category changes", draw: drawFlow, table: flowTable,
+      about: "Heads that change category between checkpoints, in the color of their new category. Pale: unchanged.",
       label: () => `Flow of heads between categories. ${spoken(app)}`,
-      note: () => (thinned() ? "Columns are thinned to stay readable; the CSV has every step." : ""),
+      note: () => (thinned() ? "Not every checkpoint has a column; the CSV has every step." : ""),
     }),
   };
 }

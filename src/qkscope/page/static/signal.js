@@ -1,4 +1,4 @@
-// The main chart of training: mean r_q and r_k, kinds of layers apart, own context and common window in one picture.
+// The main chart of training: mean r_q and r_k by layer type, native context length and common window in one picture.
 
 import { View } from "./view.js";
 import { checkbox, select } from "./dom.js";
@@ -8,9 +8,10 @@ import { curveFrame, drawCurve, errorNote, spoken, trajectoryTable } from "./cur
 import { estimate } from "./numbers.js";
 
 const STATISTICS = [["r_q", "circle", -1], ["r_k", "square", 1]];
+const SIDES = [40, 12]; // pixels to the left and to the right of a panel
 const TICKS = [-1, -0.5, 0, 0.5, 1];
 
-// The kinds of layers that have a panel each; null stands for all heads together.
+// The layer types that have a panel each; null stands for all heads together.
 function panelsOf(app) {
   return app.store.state.split && app.layerKinds.length > 1 ? app.layerKinds : [null];
 }
@@ -25,7 +26,7 @@ function errorOf(app, checkpoint, name, kind, choice) {
   return kind === null ? app.summaries.error(checkpoint, name, { choice }) : app.summaries.kindError(checkpoint, name, kind, choice);
 }
 
-// The middle half of the heads at own context, as a pale bar beside the mean: bars of two colours never mix.
+// The middle half of the heads at native length, as a pale bar beside the mean: bars of two colours never mix.
 function drawHalves(g, x, y, checkpoints, kind) {
   const choice = shownChoices(g.app)[0][0];
   for (const [name, , side] of STATISTICS) {
@@ -50,7 +51,7 @@ function seriesOf(app, checkpoints, kind) {
   );
 }
 
-// The window's part: between what is measured at own context and at the common window.
+// What the context length contributes: between native length and the common window.
 function drawGap(g, x, y, series) {
   for (const [name] of STATISTICS) {
     const [own, common] = ["own", "common"].map((choice) => series.find((s) => s.name === name && s.choice === choice));
@@ -78,9 +79,14 @@ function keyOf(g, all) {
   const { blue, red } = g.app.data.about.colours;
   const shown = shownChoices(g.app);
   const names = [["mean r_q", blue, "circle"], ["mean r_k", red, "square"]].map(([text, colour, mark]) => ({ text, colour, mark, hollow: shown[0][1] }));
-  const both = shown.length > 1 ? [{ text: "own context", colour: g.theme.muted, mark: "circle" }, { text: g.width < 480 ? "common window (hollow)" : "common window (hollow); shaded: the window’s part", colour: g.theme.muted, mark: "circle", hollow: true, dash: [4, 3] }] : [];
+  const both = shown.length > 1 ? [{ text: "native length", colour: g.theme.muted, mark: "circle" }, { text: g.width < 480 ? "common window (hollow)" : "common window (hollow); shaded: the difference", colour: g.theme.muted, mark: "circle", hollow: true, dash: [4, 3] }] : [];
   const errors = all.some((series) => series.some((s) => s.errors.some(Number.isFinite))) ? [{ text: "± 1 SE over documents", bar: true }] : [];
   return [...names, ...both, { text: "middle half of heads", fill: g.theme.line }, ...errors];
+}
+
+// The labels below a panel of this width.
+function labelsOf(app, checkpoints, width) {
+  return layLabels(checkpoints.map((c) => app.data.checkpoints[c].label), width / checkpoints.length, SIDES[0]);
 }
 
 function drawPanel(g, frame, kind, series, bottom) {
@@ -89,7 +95,7 @@ function drawPanel(g, frame, kind, series, bottom) {
   const y = scale([bottom, 1], [frame.bottom, frame.top]);
   currentColumn(g, frame, checkpoints);
   valueAxis(g, frame, y, TICKS.filter((tick) => tick >= bottom - 1e-9), (v) => correlation(v, 1));
-  const layout = layLabels(checkpoints.map((c) => app.data.checkpoints[c].label), (frame.right - frame.left) / checkpoints.length);
+  const layout = labelsOf(app, checkpoints, frame.right - frame.left);
   const { x } = checkpointAxis(g, frame, checkpoints, layout);
   drawGap(g, x, y, series);
   drawHalves(g, x, y, checkpoints, kind);
@@ -111,10 +117,10 @@ function draw(g) {
   const columns = columnsOf(g.width, kinds.length);
   const rows = Math.ceil(kinds.length / columns);
   const [wide, top, tall] = [g.width / columns, frame.top + (kinds.length > 1 ? 14 : 0), g.height - frame.top];
-  const labels = g.height - frame.bottom;
+  const labels = labelsOf(app, checkpoints, wide - SIDES[0] - SIDES[1]).height;
   return kinds.flatMap((kind, i) => {
     const [column, row] = [i % columns, Math.floor(i / columns)];
-    const place = { left: column * wide + 40, right: (column + 1) * wide - 12, top: top + (row * tall) / rows + (row ? 26 : 0), bottom: frame.top + ((row + 1) * tall) / rows - labels };
+    const place = { left: column * wide + SIDES[0], right: (column + 1) * wide - SIDES[1], top: top + (row * tall) / rows + (row ? 26 : 0), bottom: frame.top + ((row + 1) * tall) / rows - labels };
     return drawPanel(g, place, kind, all[i], bottom);
   });
 }
@@ -135,9 +141,9 @@ export function signalView(app) {
   const { data, store } = app;
   const options = [];
   if (app.layerKinds.length > 1) {
-    const apart = checkbox("kinds of layers apart", store.state.split, (on) => store.set({ split: on }));
-    store.subscribe((changed) => changed.has("split") && (apart.firstElementChild.checked = store.state.split));
-    options.push(apart);
+    const byType = checkbox("by layer type", store.state.split, (on) => store.set({ split: on }));
+    store.subscribe((changed) => changed.has("split") && (byType.firstElementChild.checked = store.state.split));
+    options.push(byType);
   }
   if (data.axes.length > 1) {
     const axis = select(`${data.Noun}s along the axis`, data.axes.map((key) => [key, `${data.noun}s ${AXES[key]}`]), (value) => store.set({ axis: value }));
@@ -147,11 +153,11 @@ export function signalView(app) {
     options.push(axis);
   }
   return new View(app, {
-    id: "signal", title: "How closely queries and keys follow position", surface: "svg", card: "position_signal", options, draw,
+    id: "signal", title: "How closely queries and keys track position", surface: "svg", card: "position_signal", options, draw,
     about: "Means over heads.",
     uses: ["checkpoint", "component", "choice", "both", "layers", "hidden", "brush", "split", "axis", "theme"],
     height: (width) => heightOf(app, width),
-    table: trajectoryTable,
+    table: () => trajectoryTable(app, shownChoices(app).map(([choice]) => choice)),
     note: () => errorNote(app),
     label: () => `Mean r_q and r_k by ${data.noun}. ${spoken(app, ["r_q", "r_k"])}`,
   });

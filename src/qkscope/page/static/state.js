@@ -43,12 +43,19 @@ function firstAxis(data) {
   return data.axes.includes(wanted) ? wanted : "order";
 }
 
+// The step that the first screen breaks down by cause, where the page has it; null where it breaks down none.
+function firstStep(data) {
+  const step = data.about.summary.findings.find((each) => each.step)?.step;
+  const [from, to] = (step ?? []).map((name) => data.checkpoints.findIndex((c) => c.name === name));
+  return data.about.split?.some((row) => row.from === from && row.to === to) ? [from, to] : null;
+}
+
 export function initialState(data) {
   return {
     checkpoint: data.checkpoints.length - 1,
     component: 0,
     choice: "own",
-    both: Boolean(data.choices.common), // views over checkpoints show own context and common window in one picture
+    both: Boolean(data.choices.common), // views over checkpoints show native length and common window in one picture
     measure: "r_k",
     trail: data.nHeads > 200 ? "0" : "3", // hundreds of trails are a haze
     head: null,
@@ -60,8 +67,8 @@ export function initialState(data) {
     zoom: null, // the part of the portrait that is shown: { r_q, r_k }
     compare: firstCompared(data),
     windowMeasure: "r_q",
-    splitStep: null, // of the waterfall: [from, to]
-    split: true, // kinds of layers apart
+    splitStep: firstStep(data), // of the waterfall: [from, to]; null: the step to the slider
+    split: true, // by layer type
     axis: firstAxis(data), // of checkpoints: order, step, tokens, and their logarithms
     tokenAxes: ["pc0", "pc1"], // along which the drawer shows kept tokens
     tokenDocument: null, // the document that is drawn over the others
@@ -71,6 +78,7 @@ export function initialState(data) {
 
 // What can be followed over shorter windows.
 export const WINDOW_MEASURES = ["r_q", "r_k", "position-dominated", "discordant"];
+const SLIDER = "to-slider"; // the step of the waterfall in an address, where it is the one to the slider
 const LINKED = ["head", "checkpoint", "component", "choice", "both", "measure", "layers", "hidden", "brush", "zoom", "compare", "windowMeasure", "splitStep", "split", "axis", "tokenAxes", "tokenDocument"];
 
 // Whether a change belongs into the address.
@@ -114,7 +122,7 @@ export function toHash(data, state) {
   if (state.zoom) entries.set("zoom", [...state.zoom.r_q, ...state.zoom.r_k].map(short).join(" "));
   if (!same(state.compare, first.compare)) for (const c of state.compare) entries.append("compare", checkpointKey(data, c));
   if (state.windowMeasure !== first.windowMeasure) entries.set("over", state.windowMeasure);
-  for (const c of state.splitStep ?? []) entries.append("step", checkpointKey(data, c));
+  if (!same(state.splitStep, first.splitStep)) for (const key of state.splitStep?.map((c) => checkpointKey(data, c)) ?? [SLIDER]) entries.append("step", key);
   if (!state.split) entries.set("kinds", "together");
   if (state.axis !== first.axis) entries.set("axis", state.axis);
   if (!same(state.tokenAxes, first.tokenAxes)) entries.set("tokens", state.tokenAxes.join(" "));
@@ -187,6 +195,7 @@ export function fromHash(data, hash) {
   if (compared.length >= 2) linked.compare = compared;
   const step = entries.getAll("step").map((key) => checkpointIndex(data, key)).filter((c) => c >= 0);
   if (step.length === 2) linked.splitStep = step;
+  else if (entries.get("step") === SLIDER) linked.splitStep = null;
   return { changes: linked, problems };
 }
 

@@ -19,8 +19,8 @@ export function unsure(data, state, checkpoint, head) {
   const flag = (name) => data.flag(name, state, checkpoint, head);
   const said = [];
   if (flag("undecided") === 1) said.push("undecided: another category is within the confidence interval");
-  if (flag("unstable") === 1) said.push("unstable: the component cannot be told from the next");
-  if (flag("sign_sure") === 0) said.push("the sign of r_k is not sure");
+  if (flag("unstable") === 1) said.push("unstable: the component is not distinguishable from the next");
+  if (flag("sign_sure") === 0) said.push("the sign of r_k is uncertain");
   return said;
 }
 
@@ -35,6 +35,6 @@ export function cameFrom(data, state, from, to, head) {
 // The same for a head that is read by itself: also how many samples agree.
 export function sureness(data, state, checkpoint, head) {
   const share = data.flag("category_share", state, checkpoint, head);
-  if (!Number.isFinite(share)) return "errors over documents are not known";
+  if (!Number.isFinite(share)) return "standard errors are not known";
   return [`${percent(share)} of other samples of documents give this category`, ...unsure(data, state, checkpoint, head)].join("; ");
 }

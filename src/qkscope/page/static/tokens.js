@@ -60,7 +60,7 @@ export function tokenPart(app, head, details, chart) {
   const points = collagePoints(detail, axes);
   const documents = documentsOf(detail);
   const document = documents.some(([each]) => each === store.state.tokenDocument) ? store.state.tokenDocument : null;
-  const title = "Single tokens that were kept, over the own context";
+  const title = "Single tokens, native context length";
   const label = `${title}: ${data.name(head)} along ${axes.map(axisName).join(" and ")}${document === null ? "" : `, document ${whole(document)} over the others`}`;
   const words = points.length ? [axesWords(data, checkpoint, head, axes), farthestWords(points, document)] : [];
   return element(

@@ -4,6 +4,7 @@
 import { CanvasPen, SvgPen } from "./pen.js";
 import { button, element, svgElement } from "./dom.js";
 import { saveView } from "./download.js";
+import { WINDOW_NAMES, shownWindow } from "./both_windows.js";
 
 export function inside(hit, x, y) {
   return x >= hit.x && x <= hit.x + hit.w && y >= hit.y && y <= hit.y + hit.h;
@@ -38,7 +39,8 @@ const whenIdle = window.requestIdleCallback ?? ((action) => setTimeout(action, 1
 export class View {
   // spec: id, title, about (text), surface ("svg" | "canvas"), uses (keys of the state), height(width), draw(g) -> hits,
   // label() for screen readers, table(), card (name of its card), options (nodes), attach(view) for own interaction,
-  // details (true: it needs what is unpacked later)
+  // details (true: it needs what is unpacked later), window() -> "own" | "common" | null where that is not the reader's
+  // choice, subject() (the head or layer that it is about), categories() (whether it has the colors of categories)
   constructor(app, spec) {
     Object.assign(this, { app, spec, hits: [], seen: false, inSight: false, stale: true, waiting: false, width: 0, height: 0, at: null, details: null });
     this.surface = spec.surface === "canvas" ? element("canvas") : svgElement("svg");
@@ -47,11 +49,12 @@ export class View {
     this.surface.setAttribute("aria-label", spec.title); // until it is drawn and says more
     this.card = element("div", { class: "card-under", hidden: true });
     this.chosen = element("span", { class: "chosen-heads", hidden: true });
+    this.length = element("span", { class: "window-note", hidden: true });
     this.mark = element("div", { class: "hit-mark", hidden: true, "aria-hidden": "true" });
     this.node = element(
       "figure",
       { class: `view view-${spec.id}`, id: `view-${spec.id}`, "aria-labelledby": `title-${spec.id}` },
-      element("div", { class: "view-head" }, element("h3", { id: `title-${spec.id}` }, spec.title), this.chosen, this.#menu()),
+      element("div", { class: "view-head" }, element("h3", { id: `title-${spec.id}` }, spec.title), this.length, this.chosen, this.#menu()),
       spec.about ? element("p", { class: "about" }, spec.about) : null,
       spec.options?.length ? element("div", { class: "options" }, ...spec.options) : null,
       (this.holder = element("div", { class: "holder" }, this.surface, this.mark)),
@@ -65,6 +68,7 @@ export class View {
     else this.#attachKeys();
     app.store.subscribe((changed) => {
       if (spec.uses.some((key) => changed.has(key))) this.refresh();
+      if (changed.has("both") || changed.has("choice")) this.#sayWindow();
     });
     this.#watch();
   }
@@ -96,8 +100,19 @@ export class View {
   }
 
   async #unpack() {
-    this.details = (await this.app.data.later()).details;
+    await this.unpacked();
     this.refresh();
+  }
+
+  // With the details of heads, where it shows some.
+  async unpacked() {
+    if (this.spec.details) this.details ??= (await this.app.data.later()).details;
+    return this;
+  }
+
+  // The window that it shows.
+  get window() {
+    return shownWindow(this.app, this.spec);
   }
 
   #menu() {
@@ -119,6 +134,14 @@ export class View {
     this.#say(this.note, spec.note ? spec.note(app) : "");
     this.chosen.hidden = app.selection.allHeads || spec.allHeads === true;
     this.#say(this.chosen, this.chosen.hidden ? "" : app.selection.title());
+    this.#sayWindow();
+  }
+
+  // Which of the two context lengths it shows, where it shows one.
+  #sayWindow() {
+    const name = this.app.data.choices.common ? WINDOW_NAMES[this.window] : undefined;
+    this.length.hidden = !name;
+    this.#say(this.length, name ?? "");
   }
 
   #say(node, text) {

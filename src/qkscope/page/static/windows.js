@@ -1,4 +1,4 @@
-// What the window alone does: the same weights, measured over shorter prefixes of the same documents.
+// What the context length alone does: the same weights, measured over shorter prefixes of the same documents.
 
 import { View } from "./view.js";
 import { correlation, percent, whole } from "./format.js";
@@ -38,12 +38,12 @@ function note(app) {
   const { data } = app;
   const { tokens, documents } = data.about.enough;
   const known = data.windows.filter((entry) => Number.isFinite(enough(app, entry)));
-  if (!known.length) return "How many tokens and documents are behind each window is not recorded.";
+  if (!known.length) return "Token and document counts per window are not recorded.";
   const rule = `at least ${whole(tokens)} tokens per head and ${documents} documents`;
   const first = data.checkpoints.map((_, c) => Math.min(...known.filter((entry) => entry.checkpoint === c && enough(app, entry) === 1).map((entry) => entry.size))).filter(Number.isFinite);
   const said = first.length ? `Smallest window with ${rule}: ${[...new Set([Math.min(...first), Math.max(...first)])].map(whole).join(" to ")} tokens.` : `No window has ${rule}.`;
   const short = known.some((entry) => enough(app, entry) === 0);
-  const shorter = app.selection.allHeads && data.hasErrors ? "Shorter ones are drawn with their errors." : "Shorter ones have no errors here and are left out.";
+  const shorter = app.selection.allHeads && data.hasErrors ? "Shorter windows are drawn with their errors." : "Shorter windows have no errors here and are left out.";
   return short ? `${said} ${shorter}` : said;
 }
 
@@ -81,7 +81,7 @@ function draw(g) {
       const { error } = p;
       pen.mark("circle", x(p.size), y(p.value), current ? 4 : 2.6, { fill: own ? stroke : theme.paper, stroke, width: 1.2 });
       drawErrors(g, () => x(p.size), y, [p.value], [error], [-1, 1]);
-      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (own context)" : ""}${p.enough === 0 ? ", few tokens or documents" : ""}`, shares ? shareEstimate(p.value, error) : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
+      hits.push({ x: x(p.size) - 6, y: y(p.value) - 6, w: 12, h: 12, lines: [data.checkpoints[checkpoint].label, `window ${whole(p.size)}${own ? " (native length)" : ""}${p.enough === 0 ? ", few tokens or documents" : ""}`, shares ? shareEstimate(p.value, error) : estimate(p.value, error, 3)], click: () => store.set({ checkpoint }) });
     }
     if (current && known.length) {
       const end = known[known.length - 1];
@@ -108,8 +108,8 @@ export function windowView(app) {
   control.update(app.store.state.windowMeasure);
   app.store.subscribe((changed) => changed.has("windowMeasure") && control.update(app.store.state.windowMeasure));
   return new View(app, {
-    id: "windows", title: "What the window alone does", surface: "svg", card: "context_length", options: [control.node],
-    about: `Along a line the weights stay the same; only the number of leading tokens changes. Component 0, filled mark: the ${app.data.noun}’s own context.`,
+    id: "windows", title: "Position signal by context length", surface: "svg", window: () => null, card: "context_length", options: [control.node],
+    about: `Along a line the weights stay the same; only the number of leading tokens changes. PC0; filled mark: native context length.`,
     uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "windowMeasure", "theme"],
     height: (width) => (width > 500 ? 400 : 340),
     draw,

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
+from qkscope.draw.palette import CAUSE_COLOURS
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
     JOINT_WORDS,
@@ -29,14 +30,13 @@ from qkscope.report.charts import layout
 from qkscope.results.read import Entries
 from qkscope.words.phrases import plus_minus, signed
 
-# Far apart in lightness, and hatched where hue would have to tell them apart.
 LOOKS = {
-    "window": ("#0f766e", ""),
-    "base": ("#c4b5fd", "////"),
-    "weights": ("#f59e0b", ""),
-    "joint": ("#0f766e", "////"),
-    "joint_weights": ("#f59e0b", ""),
-    "unexplained": ("#e5e7eb", "...."),
+    "window": (CAUSE_COLOURS["window"], ""),
+    "base": (CAUSE_COLOURS["base"], "////"),
+    "weights": (CAUSE_COLOURS["weights"], ""),
+    "joint": (CAUSE_COLOURS["window"], "////"),
+    "joint_weights": (CAUSE_COLOURS["weights"], ""),
+    "unexplained": (CAUSE_COLOURS["unexplained"], "...."),
 }
 ROWS = ((R_Q, style.BLUE, "mean $r_q$"), (R_K, style.RED, "mean $r_k$"))
 GAP = 0.6  # between steps that do not follow each other
