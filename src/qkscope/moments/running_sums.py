@@ -10,6 +10,8 @@ s the position counted from the bucket's middle:
     crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
     unrotated_squares  (heads, Σyyᵀ)                        float32   y: one token in some, before rotation
     unrotated_sums     (heads, groups, buckets, Σy)         float32   how y depends on position
+    unrotated_sketches (groups, heads, spans, Σy(yᵀΩ))      float32   errors, and the common window (host_sums.py)
+    unrotated_powers   (groups, heads, spans, Σ|y|²)        float32   the same
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
 The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
@@ -81,6 +83,7 @@ class RunningSums:
         self.unrotated_pivot: Tensor | None = None  # (heads, width)
         self._minus_unrotated_pivot: Tensor | None = None  # (heads, 1, width)
         self.unrotated_counts = np.zeros((layout.groups, layout.buckets))
+        self._start_unrotated_sketches(summed, len(layout.spans))
 
     @classmethod
     def of_layer(cls, layout: Layout, facts: LayerFacts, device: torch.device) -> RunningSums:
@@ -100,6 +103,15 @@ class RunningSums:
         self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
         self.diagonal = torch.from_numpy(_diagonal(self.width) if spans else np.zeros(0, np.float32)).to(self.device)
 
+    def _start_unrotated_sketches(self, heads: int, spans: int) -> None:
+        zeros = partial(torch.zeros, dtype=torch.float32, device=self.device)
+        size = min(self.layout.unrotated_sketched, self.width)
+        self.unrotated_spans = self.layout.spans if heads and size else ()
+        heads = heads if self.unrotated_spans else 0
+        self.unrotated_sketches = zeros(self.layout.groups, heads, self.width, spans * size)
+        self.unrotated_powers = zeros(self.layout.groups, heads, spans)
+        self.unrotated_directions: Tensor | None = None  # (heads, width, m): Ω, decided by the first batch
+
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
         if self.pivot is None:
@@ -114,8 +126,9 @@ class RunningSums:
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
         sums = (self.squares, self.carry, self.groups, self.crossed, self.unrotated_squares, self.unrotated_sums)
-        chosen = (self.directions, self.pivot, self.unrotated_pivot)
-        return sum(each.nbytes for each in (*sums, self.sketches, self.powers, *chosen) if each is not None)
+        sketches = (self.sketches, self.powers, self.unrotated_sketches, self.unrotated_powers)
+        chosen = (self.directions, self.unrotated_directions, self.pivot, self.unrotated_pivot)
+        return sum(each.nbytes for each in (*sums, *sketches, *chosen) if each is not None)
 
     @property
     def tokens(self) -> int:
@@ -132,12 +145,13 @@ class RunningSums:
         arithmetic = scratch.arithmetic(self.device)
         if self.pivot is None:
             self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
-            if self.layout.sketch_spans:
-                self.directions = choose_directions(self, vectors, placed)
+            if self.layout.sketch_spans or self.unrotated_spans:
+                self.directions, self.unrotated_directions = choose_directions(self, vectors, placed)
         arithmetic.add(self, vectors, placed)
         self.counts += placed.counts
         if self.unrotated and len(placed.unrotated.rows):
-            unrotation = scratch.unrotation(self.rotation, placed.unrotated, next(iter(vectors.values())))
+            like = next(iter(vectors.values()))
+            unrotation = scratch.unrotation(self.rotation, placed.unrotated, like, self.unrotated_spans)
             self._add_unrotated(vectors, unrotation, arithmetic)
 
     def _add_unrotated(
@@ -158,7 +172,23 @@ class RunningSums:
             self.unrotated_squares.copy_(squares)
         for group, members in unrotation.members:
             arithmetic.add_product(self.unrotated_sums[:, group], members, y)
+        if self.unrotated_directions is not None:
+            self._add_unrotated_sketches(y, arithmetic.squared_lengths(y), unrotation)
         self.unrotated_counts += unrotation.tokens.summed()
+
+    def _add_unrotated_sketches(self, y: Tensor, power: Tensor, unrotation: Unrotation) -> None:
+        """Add each group's Σy(yᵀΩ) and Σ|y|², from (heads, tokens, width) about the pivot and their squared lengths."""
+        assert self.unrotated_directions is not None
+        along = torch.bmm(y, self.unrotated_directions.to(y.dtype))
+        for group, in_span in unrotation.in_span.items():
+            spread = (along[:, :, None, :] * in_span[:, :, None]).flatten(2)  # (heads, tokens, spans × m)
+            squares, powers = self.unrotated_sketches[group], self.unrotated_powers[group]
+            if y.dtype == squares.dtype:
+                torch.baddbmm(squares, y.transpose(1, 2), spread, out=squares)
+                torch.addmm(powers, power, in_span, out=powers)
+            else:
+                squares.add_(torch.bmm(y.transpose(1, 2), spread))
+                powers.add_(power @ in_span)
 
     def add_sketches(self, group: int, spans: slice, squares: Tensor) -> None:
         """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
@@ -247,11 +277,23 @@ class RunningSums:
         rows, columns = triangle(self.width)
         nothing = torch.zeros(sum(self.heads.values()), self.width)
         before = _numpy(self.unrotated_squares[heads], np.float32)
+        sketch = None
+        if self.unrotated_directions is not None:
+            groups, count = self.layout.groups, heads.stop - heads.start
+            y = _numpy(self.unrotated_sketches[:, heads], np.float32)
+            y = y.reshape(groups, count, self.width, len(self.unrotated_spans), -1).transpose(1, 0, 3, 2, 4)
+            sketch = Sketch(
+                _numpy(self.unrotated_directions[heads], np.float32),
+                _overflowed(y),
+                _overflowed(_numpy(self.unrotated_powers[:, heads], np.float32).swapaxes(0, 1)),
+            )
         return Unrotated(
             pivot=_numpy((nothing if self.unrotated_pivot is None else self.unrotated_pivot)[heads]),
             n=self.unrotated_counts.T.copy(),
             x=np.ascontiguousarray(_numpy(self.unrotated_sums[heads], np.float32).swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
+            spans=self.unrotated_spans if sketch is not None else (),
+            sketch=sketch,
         )
 
 
@@ -306,7 +348,9 @@ class Scratch:
             self._arithmetic[str(device)] = HostArithmetic() if on_host else DeviceArithmetic()
         return self._arithmetic[str(device)]
 
-    def unrotation(self, rotation: Rotation | None, tokens: PlacedTokens, like: Tensor) -> Unrotation:
+    def unrotation(
+        self, rotation: Rotation | None, tokens: PlacedTokens, like: Tensor, spans: tuple[slice, ...]
+    ) -> Unrotation:
         """The inverse of a layer's rotation at these positions."""
         dtype, width = torch.float64 if like.dtype == torch.float64 else torch.float32, like.shape[-1]
         key = (rotation, width, like.device, dtype)
@@ -314,5 +358,5 @@ class Scratch:
         if cached is None or cached.tokens is not tokens:
             if len(self._rotations) >= ROTATIONS:
                 self._rotations.clear()
-            cached = self._rotations[key] = Unrotation(rotation, width, tokens, like.device, dtype)
+            cached = self._rotations[key] = Unrotation(rotation, width, tokens, like.device, dtype, spans)
         return cached

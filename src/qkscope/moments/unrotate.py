@@ -6,7 +6,7 @@ in the other order, by sines. A factor that a family multiplies into both (YaRN'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,13 +25,21 @@ class Unrotation:
     """The inverse of one rotation for some tokens, in one precision on one device."""
 
     def __init__(
-        self, rotation: Rotation | None, width: int, tokens: PlacedTokens, device: torch.device, dtype: torch.dtype
+        self,
+        rotation: Rotation | None,
+        width: int,
+        tokens: PlacedTokens,
+        device: torch.device,
+        dtype: torch.dtype,
+        spans: Sequence[slice] = (),
     ) -> None:
         self.tokens = tokens
         self._slices = _as_slices(tokens)
         self._index = [] if self._slices else [torch.from_numpy(of).to(device) for of in (tokens.rows, tokens.tokens)]
-        # For each document group (buckets, tokens): 1 where a token is in the bucket.
+        # For each document group (buckets, tokens): 1 where a token is in the bucket; the same (tokens, spans).
         self.members = [(g, torch.from_numpy(of).to(device, dtype)) for g, of in tokens.members.items()]
+        in_span = {g: [of[span].sum(axis=0) for span in spans] for g, of in tokens.members.items()}
+        self.in_span = {g: torch.from_numpy(np.stack(of, 1)).to(device, dtype) for g, of in in_span.items() if of}
         self.cosines: Tensor | None = None  # (tokens, width)
         if rotation is None:  # a layer without rotation
             return

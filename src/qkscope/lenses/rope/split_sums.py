@@ -77,13 +77,12 @@ def _samples(
 ) -> list[BeforeRotation]:
     """All documents, then those without each group."""
     assert whole is not None  # a basis was found
-    parts = [before_rotation(sums.unrotated[kind], cells, group, whole.cov) for group in groups]
+    parts = [before_rotation(sums.unrotated[kind], cells, group, whole) for group in groups]
     return [part.take(index) for part in (whole, *parts) if part is not None]
 
 
 def _at_rest(samples: list[BeforeRotation], planes: Planes) -> KindAtRest:
-    at = KindAtRest.of(samples[0], planes)
-    return at.with_means(np.stack([sample.mean[:, planes.order] for sample in samples]))
+    return KindAtRest.of(samples[0], planes).with_samples(samples)
 
 
 class Predictions:
@@ -122,8 +121,7 @@ class Predictions:
         whole = predict(rest, at)
         if not sizes:
             return whole.r_q[None], whole.r_k[None]
-        left = LayerAtRest(rest.q.with_means(rest.q.mean[1:]), rest.k.with_means(rest.k.mean[1:]), rest.keys)
-        samples = predict_samples(left, at, whole)
+        samples = predict_samples(rest.left, at, whole)
         drawn = drawn_correlations((whole.r_q, samples.r_q), (whole.r_k, samples.r_k), sizes)
         return np.concatenate([whole.r_q[None], drawn[0]]), np.concatenate([whole.r_k[None], drawn[1]])
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
-from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
+from qkscope.lenses.rope.at_rest import Basis, at_rest
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, predict, predict_samples
 from qkscope.lenses.sums import LayerSums
@@ -123,12 +123,7 @@ def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
         window = next(iter(waiting.values()))[0]
         alike = [group for group, (other, _) in waiting.items() if window.same_as(other)]
         parts = [waiting.pop(group)[1] for group in alike]
-        together = LayerAtRest(
-            rest.q.with_means(np.concatenate([part.q.mean for part in parts])),
-            rest.k.with_means(np.concatenate([part.k.mean for part in parts])),
-            rest.keys,
-        )
-        samples = predict_samples(together, window, whole)
+        samples = predict_samples(rest.joined(parts), window, whole)
         predictions |= {group: samples.sample(number) for number, group in enumerate(alike)}
     return predictions
 
