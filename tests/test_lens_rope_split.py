@@ -201,10 +201,8 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
             kept = np.array(GROUPS) != left
             of_heads = []
             for head in range(HEADS):
-                clouds = [
-                    cloud(x[kept, own, 1:].reshape(-1, WIDTH).mean(axis=0), moments.before_rotation(0, kind).cov[own])
-                    for kind, x, own in (("q", q, head), ("k", k, head // 2))
-                ]
+                at_rest = [x[kept, own, 1:].reshape(-1, WIDTH) for x, own in ((q, head), (k, head // 2))]
+                clouds = [cloud(x.mean(axis=0), np.cov(x.T, bias=True)) for x in at_rest]
                 found = brute(*clouds, range(each.window), rotation)
                 of_heads.append((found["r_q_rope"], found["r_k_rope"]))
             r.append(np.transpose(of_heads))

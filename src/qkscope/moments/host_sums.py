@@ -33,6 +33,7 @@ from qkscope.moments.second_moments import (
 )
 
 Single = NDArray[np.float32]
+NO_VARIANCE = 1e-4  # of the largest along any direction: a file keeps sketches to three digits
 OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
 
 
@@ -190,23 +191,32 @@ class Unrotated:
         n, x = self.n[span].sum(axis=0), self.x[:, span].sum(axis=1, dtype=np.float64)
         return SpanSums(np.broadcast_to(n, x.shape[:2]), x, self._squares(span))
 
-    @OVERFLOWING
     def _squares(self, span: slice) -> Array:
-        """Packed Σyyᵀ (heads, d (d + 1) / 2) over a span: estimated, as those of a group are, unless it is all."""
+        """Packed Σyyᵀ (heads, d (d + 1) / 2) over a span: estimated from its sketch, unless it is all buckets.
+
+        Of the span's scatter about its mean, the part that goes with the directions is known. The rest is like that of
+        all spans, but for a factor that makes the total variance right. Both parts are positive semidefinite.
+        """
         if self.sketch is None or len(self.spans) < 2 or span not in self.spans:
             return self.xx.astype(np.float64)
+        number, directions = self.spans.index(span), self.sketch.directions.astype(np.float64)
         n = np.stack([self.n[each].sum() for each in self.spans])
         x = np.stack([self.x[:, each].sum(axis=(1, 2), dtype=np.float64) for each in self.spans], axis=1)
         parts = SpanSums(np.broadcast_to(n, x.shape[:2]), x, self.xx.astype(np.float64))
-        y, power = (sums.sum(axis=1, dtype=np.float64)[:, :, None] for sums in (self.sketch.y, self.sketch.power))
-        of_spans = Sketch(self.sketch.directions, y, power)
+        own, mean = x[:, number], parts.mean[:, number]
+        y, power = (sums[:, :, number].sum(axis=1, dtype=np.float64) for sums in (self.sketch.y, self.sketch.power))
+        known = _going_with(directions, y - own[:, :, None] * (mean[:, None] @ directions))
+        rest = parts.scatter - _going_with(directions, parts.scatter @ directions)
+        left = power - (own * mean).sum(axis=1) - np.trace(known, axis1=1, axis2=2)
+        factor = np.maximum(divided(left, np.trace(rest, axis1=1, axis2=2)), 0.0)
         rows, columns = triangle(x.shape[-1])
-        return of_spans.squares(parts, 0, self.spans.index(span))[:, rows, columns]
+        squares = known + factor[:, None, None] * rest + own[:, :, None] * mean[:, None]
+        return np.asarray(squares[:, rows, columns])
 
     def of_groups(self, stop: int) -> GroupSketch | None:
         """Each group's squares up to some bucket, over whole spans; None where there are no sketches of them."""
         sketch = self.sketch
-        if sketch is None or not (np.isfinite(sketch.y).all() and np.isfinite(sketch.power).all()):
+        if sketch is None or not all(np.isfinite(sums).all() for sums in (self.xx, sketch.y, sketch.power)):
             return None  # float32 overflows where float64 does not
         first = self.spans[0]
         if stop <= first.stop:
@@ -236,6 +246,16 @@ class GroupSketch:
         n, x = (whole.sum(axis=1) - whole[:, group] for whole in (sums.n, sums.x))
         squares = np.take(sums.packed, square(width), axis=-1) - self.sketch.squares(sums, 0, group)
         return _covariance(n, x, squares)
+
+
+def _going_with(directions: Array, y: Array) -> Array:
+    """The part (heads, d, d) of a scatter S that goes with xᵀΩ, from y = SΩ: y (ΩᵀSΩ)⁻¹ yᵀ."""
+    inner = directions.swapaxes(1, 2) @ y
+    values, turns = np.linalg.eigh((inner + inner.swapaxes(1, 2)) / 2)
+    varies = values > NO_VARIANCE * values[:, -1:]
+    root = divided(varies.astype(np.float64), np.sqrt(np.where(varies, values, 1.0)))
+    half = (y @ turns) * root[:, None]
+    return np.asarray(half @ half.swapaxes(1, 2))
 
 
 def _covariance(n: Array, x: Array, squares: Array) -> Array:

@@ -10,7 +10,7 @@ s the position counted from the bucket's middle:
     crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
     unrotated_squares  (heads, Σyyᵀ)                        float32   y: one token in some, before rotation
     unrotated_sums     (heads, groups, buckets, Σy)         float32   how y depends on position
-    unrotated_sketches (groups, heads, spans, Σy(yᵀΩ))      float32   errors, and the common window (host_sums.py)
+                       (heads, groups, spans, Σ(Ωᵀy)yᵀ)     float32   behind it: errors, and the common window
     unrotated_powers   (groups, heads, spans, Σ|y|²)        float32   the same
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
@@ -43,7 +43,7 @@ from qkscope.moments.host_arithmetic import HostArithmetic
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
 from qkscope.moments.placement import BatchPlacement, PlacedTokens
-from qkscope.moments.second_moments import Array, Kind, SecondMoments, triangle
+from qkscope.moments.second_moments import Array, Kind, SecondMoments, square, triangle
 from qkscope.moments.sizes import cell_size
 from qkscope.moments.unrotate import Unrotation
 
@@ -79,11 +79,15 @@ class RunningSums:
         self.finite_check: Tensor | None = None  # on a device: a number that is finite if the last batch's sums are
         summed = count if unrotated else 0
         self.unrotated_squares = zeros(summed, width, width)
-        self.unrotated_sums = zeros(summed, layout.groups, layout.buckets, width)
+        size = min(layout.unrotated_sketched, width)
+        self.unrotated_spans = layout.spans if summed and size else ()
+        spans = len(self.unrotated_spans)
+        self.unrotated_sums = zeros(summed, layout.groups, layout.buckets + spans * size, width)
+        self.unrotated_powers = zeros(layout.groups, summed if spans else 0, spans)
+        self.unrotated_directions: Tensor | None = None  # (heads, width, m): Ω, decided by the first batch
         self.unrotated_pivot: Tensor | None = None  # (heads, width)
         self._minus_unrotated_pivot: Tensor | None = None  # (heads, 1, width)
         self.unrotated_counts = np.zeros((layout.groups, layout.buckets))
-        self._start_unrotated_sketches(summed, len(layout.spans))
 
     @classmethod
     def of_layer(cls, layout: Layout, facts: LayerFacts, device: torch.device) -> RunningSums:
@@ -103,15 +107,6 @@ class RunningSums:
         self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
         self.diagonal = torch.from_numpy(_diagonal(self.width) if spans else np.zeros(0, np.float32)).to(self.device)
 
-    def _start_unrotated_sketches(self, heads: int, spans: int) -> None:
-        zeros = partial(torch.zeros, dtype=torch.float32, device=self.device)
-        size = min(self.layout.unrotated_sketched, self.width)
-        self.unrotated_spans = self.layout.spans if heads and size else ()
-        heads = heads if self.unrotated_spans else 0
-        self.unrotated_sketches = zeros(self.layout.groups, heads, self.width, spans * size)
-        self.unrotated_powers = zeros(self.layout.groups, heads, spans)
-        self.unrotated_directions: Tensor | None = None  # (heads, width, m): Ω, decided by the first batch
-
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
         if self.pivot is None:
@@ -126,7 +121,7 @@ class RunningSums:
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
         sums = (self.squares, self.carry, self.groups, self.crossed, self.unrotated_squares, self.unrotated_sums)
-        sketches = (self.sketches, self.powers, self.unrotated_sketches, self.unrotated_powers)
+        sketches = (self.sketches, self.powers, self.unrotated_powers)
         chosen = (self.directions, self.unrotated_directions, self.pivot, self.unrotated_pivot)
         return sum(each.nbytes for each in (*sums, *sketches, *chosen) if each is not None)
 
@@ -170,25 +165,29 @@ class RunningSums:
         torch.baddbmm(squares, y.transpose(1, 2), y, out=squares)
         if squares is not self.unrotated_squares:
             self.unrotated_squares.copy_(squares)
-        for group, members in unrotation.members:
-            arithmetic.add_product(self.unrotated_sums[:, group], members, y)
-        if self.unrotated_directions is not None:
-            self._add_unrotated_sketches(y, arithmetic.squared_lengths(y), unrotation)
+        if self.unrotated_directions is None:
+            for group, members in unrotation.members.items():
+                arithmetic.add_product(self.unrotated_sums[:, group], members, y)
+        else:
+            self._add_unrotated_sketches(y, self.unrotated_directions.to(y.dtype), unrotation, arithmetic)
         self.unrotated_counts += unrotation.tokens.summed()
 
-    def _add_unrotated_sketches(self, y: Tensor, power: Tensor, unrotation: Unrotation) -> None:
-        """Add each group's Σy(yᵀΩ) and Σ|y|², from (heads, tokens, width) about the pivot and their squared lengths."""
-        assert self.unrotated_directions is not None
-        along = torch.bmm(y, self.unrotated_directions.to(y.dtype))
+    def _add_unrotated_sketches(
+        self, y: Tensor, directions: Tensor, unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
+    ) -> None:
+        """Add each group's Σy and Σ(Ωᵀy)yᵀ, which one product makes, and Σ|y|²; y is (heads, tokens, width)."""
+        along = torch.bmm(directions.transpose(1, 2), y.transpose(1, 2))[:, None]  # (heads, 1, m, tokens)
+        power, buckets = arithmetic.squared_lengths(y), self.layout.buckets
         for group, in_span in unrotation.in_span.items():
-            spread = (along[:, :, None, :] * in_span[:, :, None]).flatten(2)  # (heads, tokens, spans × m)
-            squares, powers = self.unrotated_sketches[group], self.unrotated_powers[group]
-            if y.dtype == squares.dtype:
-                torch.baddbmm(squares, y.transpose(1, 2), spread, out=squares)
-                torch.addmm(powers, power, in_span, out=powers)
+            left = unrotation.left(group, len(y), self.unrotated_sums.shape[2])
+            rows = torch.unflatten(left[:, buckets:], 1, (len(in_span), -1))
+            torch.mul(along, in_span[:, None], out=rows)
+            arithmetic.add_product(self.unrotated_sums[:, group], left, y)
+            target = self.unrotated_powers[group]
+            if y.dtype == target.dtype:
+                torch.addmm(target, power, in_span.T, out=target)
             else:
-                squares.add_(torch.bmm(y.transpose(1, 2), spread))
-                powers.add_(power @ in_span)
+                target.add_(power @ in_span.T)
 
     def add_sketches(self, group: int, spans: slice, squares: Tensor) -> None:
         """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
@@ -206,6 +205,23 @@ class RunningSums:
         torch.baddbmm(top, corner, directions[:, :half], out=top)
         torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
         torch.baddbmm(bottom, lower, directions, out=bottom)
+
+    def add_all_sketches(self, group: int, squares: Tensor) -> None:
+        """The same over all sketched spans at once: full squares are laid out, so that a few calls are enough."""
+        if self.directions is None:
+            raise ValueError("there are no directions before the first vectors")
+        squares = squares.to(torch.float32)
+        powers = self.powers[group].view(-1)
+        torch.addmv(powers, squares.flatten(0, 1), self.diagonal, out=powers)
+        places = _square_places(self.width, self.device)
+        if self.owners is None:
+            full = squares.index_select(2, places)
+        else:
+            spans = _numbers(squares.shape[1], self.device)
+            full = squares[self.owners[:, None, None], spans[:, None], places]
+        rows = torch.unflatten(full, 2, (self.width, self.width)).flatten(1, 2)  # (blocks, spans × width, width)
+        target = self.sketches[group].flatten(1, 2)
+        torch.baddbmm(target, rows, self.directions, out=target)
 
     def to_host(self) -> LayerMoments:
         """The same sums as numpy arrays, queries and keys separately, squares as packed triangles."""
@@ -277,11 +293,10 @@ class RunningSums:
         rows, columns = triangle(self.width)
         nothing = torch.zeros(sum(self.heads.values()), self.width)
         before = _numpy(self.unrotated_squares[heads], np.float32)
-        sketch = None
+        sums, sketch = _numpy(self.unrotated_sums[heads], np.float32), None
         if self.unrotated_directions is not None:
-            groups, count = self.layout.groups, heads.stop - heads.start
-            y = _numpy(self.unrotated_sketches[:, heads], np.float32)
-            y = y.reshape(groups, count, self.width, len(self.unrotated_spans), -1).transpose(1, 0, 3, 2, 4)
+            y = sums[:, :, self.layout.buckets :]
+            y = y.reshape(*y.shape[:2], len(self.unrotated_spans), -1, self.width).swapaxes(-1, -2)
             sketch = Sketch(
                 _numpy(self.unrotated_directions[heads], np.float32),
                 _overflowed(y),
@@ -290,7 +305,7 @@ class RunningSums:
         return Unrotated(
             pivot=_numpy((nothing if self.unrotated_pivot is None else self.unrotated_pivot)[heads]),
             n=self.unrotated_counts.T.copy(),
-            x=np.ascontiguousarray(_numpy(self.unrotated_sums[heads], np.float32).swapaxes(1, 2)),
+            x=np.ascontiguousarray(sums[:, :, : self.layout.buckets].swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
             spans=self.unrotated_spans if sketch is not None else (),
             sketch=sketch,
@@ -321,6 +336,17 @@ def _places(width: int) -> NDArray[np.intp]:
     rows, columns = triangle(width)
     in_corner, in_lower = rows * half + columns, half * half + (columns - half) * width + rows
     return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half
+
+
+@lru_cache(maxsize=16)
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=16)
+def _square_places(width: int, device: torch.device) -> Tensor:
+    """Where the entries of a full square are in Σaaᵀ followed by Σbxᵀ, both flat."""
+    return torch.from_numpy(_places(width)[square(width)].ravel()).to(device)
 
 
 Way = Literal["host", "device"]
