@@ -165,8 +165,9 @@ def test_errors_are_those_of_a_full_jackknife():
             for sketched, moments in known.items():
                 found = rows(moments, window)
                 ratios[sketched].append(found[[f"{name}_se" for name in NAMES]].to_numpy() / errors)
-                close = {0: np.inf, 2: 1e-6 if reach == LENGTH else 0.01, WIDTH: 1e-6}[sketched]
-                np.testing.assert_allclose(found[list(NAMES)], values, atol=close)
+                if sketched:
+                    close = 0.01 if reach < LENGTH and sketched < WIDTH else 1e-6
+                    np.testing.assert_allclose(found[list(NAMES)], values, atol=close)
     near = {sketched: (np.abs(np.array(each) - 1) < 0.1).mean() for sketched, each in ratios.items()}
     assert near[0] < 0.6  # with covariances of all documents
     assert near[2] >= 0.9

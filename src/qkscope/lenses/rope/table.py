@@ -156,4 +156,4 @@ TITLES = {
     "explained_rope": "predicted variance on PC0",
     "pc0_cos": "cosine of predicted and measured PC0",
 }
-TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, holds_fixed=HELD)
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, first_order=HELD)
