@@ -69,13 +69,14 @@ def captured(case: Case) -> Captured:
     """Run every document once."""
     model, rows = _model(case)
     layout = capture_layout(CONTEXT, buckets=BUCKETS, groups=GROUPS, common=CONTEXT)
-    single = replace(layout, groups=1, sketched=0)
+    # Which tokens are summed before rotation depends on the group; of the others' sketches nothing is needed.
+    single = replace(layout, sketched=0, unrotated_sketched=0)
     alone: list[Moments] = []
 
     def add(call, batch) -> None:
         (document,) = batch.documents
         if call.layer in case.layers:
-            alone[document].add(call.layer, call.query.double(), call.key.double())
+            alone[document].add(call.layer, call.query.double(), call.key.double(), groups=document % GROUPS)
 
     def batches():
         for number, row in enumerate(rows):

@@ -50,11 +50,6 @@ class DeviceArithmetic:
         else:
             target.add_(torch.matmul(left, right))
 
-    @staticmethod
-    def squared_lengths(y: Tensor) -> Tensor:
-        """Of (heads, tokens, width) vectors, in one call."""
-        return torch.einsum("htd,htd->ht", y, y)
-
     def _frame(
         self, sums: RunningSums, placed: BatchPlacement, blocks: GroupBlocks, activations: torch.dtype
     ) -> _Frame:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from qkscope.layers import Rotation
 from qkscope.moments.layout import sketch_blocks
 from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import Array, Kind
@@ -51,12 +49,9 @@ def choose_directions(
     """
     by_window = _pooled(vectors, placed)
     pooled = np.mean(list(by_window.values()), axis=0)
-    rotated = _rotated_directions(sums, pooled) if sums.layout.sketch_spans else None
     unrotated = _unrotated_directions(sums, pooled, by_window) if sums.unrotated_spans else None
-    return rotated, unrotated
-
-
-def _rotated_directions(sums: RunningSums, pooled: Array) -> Tensor:
+    if not sums.layout.sketch_spans:
+        return None, unrotated
     size, blocks = sketch_blocks(sums.layout, sums.heads, sums.width)
     queries = leading(pooled, size)
     keys = sums.heads["k"]
@@ -65,7 +60,7 @@ def _rotated_directions(sums: RunningSums, pooled: Array) -> Tensor:
     of_keys = np.linalg.svd(readers, full_matrices=False)[0][..., : size * blocks["k"]]
     of_keys = of_keys.reshape(keys, sums.width, blocks["k"], size).transpose(0, 2, 1, 3)
     every = np.concatenate([queries, of_keys.reshape(-1, sums.width, size)])
-    return torch.from_numpy(every.astype(np.float32)).to(sums.device)
+    return torch.from_numpy(every.astype(np.float32)).to(sums.device), unrotated
 
 
 def _unrotated_directions(sums: RunningSums, pooled: Array, by_window: Mapping[int, Array]) -> Tensor:
@@ -77,21 +72,17 @@ def _unrotated_directions(sums: RunningSums, pooled: Array, by_window: Mapping[i
             component = covariance @ component
             length = np.linalg.norm(component, axis=1, keepdims=True)
             component = np.where(length > 0, component / np.where(length > 0, length, 1.0), start)
-        positions = np.linspace(0, window - 1, PLACES).astype(np.int64)
-        seen.append(_turned_back(component[..., 0], sums.rotation, positions))
+        at_rest = component[:, None, :, 0]
+        if sums.rotation is not None:
+            positions = np.linspace(0, window - 1, PLACES).astype(np.int64)
+            partner, cosines, sines = rotation_tables(sums.rotation, sums.width, positions)
+            at_rest = at_rest * cosines + at_rest[..., partner] * sines
+        seen.append(at_rest)
     every = np.concatenate(seen, axis=1)  # (query heads, windows × places, width)
     size, keys = min(sums.layout.unrotated_sketched, sums.width), sums.heads["k"]
     of_keys = every.reshape(keys, -1, sums.width)  # of all heads that read them
     squares = [of.swapaxes(1, 2) @ of for of in (every, of_keys)]
     return torch.from_numpy(leading(np.concatenate(squares), size).astype(np.float32)).to(sums.device)
-
-
-def _turned_back(x: Array, rotation: Rotation | None, positions: NDArray[np.int64]) -> Array:
-    """(heads, positions, width): (heads, width) vectors before rotation, had they been at each position."""
-    if rotation is None:
-        return x[:, None]
-    partner, cosines, sines = rotation_tables(rotation, x.shape[-1], positions)
-    return np.asarray(x[:, None] * cosines + x[:, None, partner] * sines)
 
 
 def _pooled(vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> dict[int, Array]:
@@ -109,13 +100,12 @@ def _pooled(vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> dict[int,
         trace = covariance.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
         known[window] = covariance / torch.where(trace > 0, trace, 1.0)
     assert known  # a batch without tokens is not added
-    return {window: _on_host(covariance) for window, covariance in known.items()}
-
-
-def _on_host(covariance: Tensor) -> Array:
-    # Tensors without contents have the shapes and the memory of others; any directions do for them.
-    host = torch.zeros(covariance.shape) if covariance.is_meta else covariance.cpu()
-    return np.nan_to_num(host.numpy().astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    by_window: dict[int, Array] = {}
+    for window, covariance in known.items():
+        # Tensors without contents have the shapes and the memory of others; any directions do for them.
+        host = torch.zeros(covariance.shape) if covariance.is_meta else covariance.cpu()
+        by_window[window] = np.nan_to_num(host.numpy().astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return by_window
 
 
 def leading(covariance: Array, count: int) -> Array:

@@ -61,12 +61,6 @@ class HostArithmetic:
         """Add (a, b) times each of (heads, b, c); separately, because BLAS adds to whole tensors only."""
         target.add_(torch.matmul(left, right))
 
-    @staticmethod
-    def squared_lengths(y: Tensor) -> Tensor:
-        """Of (heads, tokens, width) vectors; the fastest of several ways here."""
-        lengths: Tensor = torch.linalg.vector_norm(y, dim=-1)
-        return lengths.square_()
-
     def _centred(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], piece: Piece, seen: int) -> ProductPlan:
         """The plan, with these vectors about the pivot in it."""
         chosen = [_chosen(vectors[kind], piece) for kind in sums.heads]

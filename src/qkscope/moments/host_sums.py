@@ -186,19 +186,18 @@ class Unrotated:
         n = np.full(heads, self.n.sum())
         return SecondMoments(self.pivot, n, none, none, x, np.zeros_like(x), self.xx.astype(np.float64))
 
+    @OVERFLOWING
     def span_sums(self, span: slice) -> SpanSums:
-        """The sums of each group over one of the spans, or over all buckets."""
-        n, x = self.n[span].sum(axis=0), self.x[:, span].sum(axis=1, dtype=np.float64)
-        return SpanSums(np.broadcast_to(n, x.shape[:2]), x, self._squares(span))
+        """The sums of each group over all buckets, or over one of the spans.
 
-    def _squares(self, span: slice) -> Array:
-        """Packed Σyyᵀ (heads, d (d + 1) / 2) over a span: estimated from its sketch, unless it is all buckets.
-
-        Of the span's scatter about its mean, the part that goes with the directions is known. The rest is like that of
-        all spans, but for a factor that makes the total variance right. Both parts are positive semidefinite.
+        Squares over a span are estimated from its sketch. Of the scatter about the span's mean, the part that goes with
+        the directions is known. The rest is like that of all spans, but for a factor that makes the total variance
+        right. Both parts are positive semidefinite.
         """
+        n_of_groups, x_of_groups = self.n[span].sum(axis=0), self.x[:, span].sum(axis=1, dtype=np.float64)
+        sums = SpanSums(np.broadcast_to(n_of_groups, x_of_groups.shape[:2]), x_of_groups, self.xx.astype(np.float64))
         if self.sketch is None or len(self.spans) < 2 or span not in self.spans:
-            return self.xx.astype(np.float64)
+            return sums
         number, directions = self.spans.index(span), self.sketch.directions.astype(np.float64)
         n = np.stack([self.n[each].sum() for each in self.spans])
         x = np.stack([self.x[:, each].sum(axis=(1, 2), dtype=np.float64) for each in self.spans], axis=1)
@@ -211,7 +210,7 @@ class Unrotated:
         factor = np.maximum(divided(left, np.trace(rest, axis1=1, axis2=2)), 0.0)
         rows, columns = triangle(x.shape[-1])
         squares = known + factor[:, None, None] * rest + own[:, :, None] * mean[:, None]
-        return np.asarray(squares[:, rows, columns])
+        return replace(sums, packed=squares[:, rows, columns])
 
     def of_groups(self, stop: int) -> GroupSketch | None:
         """Each group's squares up to some bucket, over whole spans; None where there are no sketches of them."""
@@ -234,34 +233,27 @@ class GroupSketch:
     sums: SpanSums
     sketch: Sketch  # over one span
 
-    @cached_property
-    def cov(self) -> Array:
-        """(heads, d, d): of all groups."""
-        n, x = self.sums.n.sum(axis=1), self.sums.x.sum(axis=1)
-        return _covariance(n, x, np.take(self.sums.packed, square(x.shape[-1]), axis=-1))
-
-    def cov_without(self, group: int) -> Array:
-        """(heads, d, d): of all groups but one."""
-        sums, width = self.sums, self.sums.x.shape[-1]
-        n, x = (whole.sum(axis=1) - whole[:, group] for whole in (sums.n, sums.x))
-        squares = np.take(sums.packed, square(width), axis=-1) - self.sketch.squares(sums, 0, group)
-        return _covariance(n, x, squares)
+    def cov(self, without: int | None = None) -> Array:
+        """(heads, d, d): of all groups, or of all but one."""
+        sums = self.sums
+        n, x = sums.n.sum(axis=1), sums.x.sum(axis=1)
+        squares = np.take(sums.packed, square(x.shape[-1]), axis=-1)
+        if without is not None:
+            n, x = n - sums.n[:, without], x - sums.x[:, without]
+            squares = squares - self.sketch.squares(sums, 0, without)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            inverse = np.where(n > 0, 1.0 / n, np.nan)[:, None, None]
+        return np.asarray(squares * inverse - (x[:, :, None] * inverse) * (x[:, None, :] * inverse))
 
 
 def _going_with(directions: Array, y: Array) -> Array:
     """The part (heads, d, d) of a scatter S that goes with xᵀΩ, from y = SΩ: y (ΩᵀSΩ)⁻¹ yᵀ."""
     inner = directions.swapaxes(1, 2) @ y
-    values, turns = np.linalg.eigh((inner + inner.swapaxes(1, 2)) / 2)
+    values, turns = np.linalg.eigh(np.nan_to_num(inner + inner.swapaxes(1, 2)) / 2)  # float32 may have overflowed
     varies = values > NO_VARIANCE * values[:, -1:]
     root = divided(varies.astype(np.float64), np.sqrt(np.where(varies, values, 1.0)))
     half = (y @ turns) * root[:, None]
     return np.asarray(half @ half.swapaxes(1, 2))
-
-
-def _covariance(n: Array, x: Array, squares: Array) -> Array:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        inverse = np.where(n > 0, 1.0 / n, np.nan)[:, None, None]
-    return np.asarray(squares * inverse - (x[:, :, None] * inverse) * (x[:, None, :] * inverse))
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def before_rotation(
     pivot = known.pivot
     groups = known.of_groups(cells.stop) if whole is None else whole.groups
     if groups is not None:
-        covariance = groups.cov if without is None else groups.cov_without(without)
+        covariance = groups.cov(without)
     else:
         covariance = known.whole().statistics(1.0).cov_xx if whole is None else whole.cov
     kept = groups if without is None else None

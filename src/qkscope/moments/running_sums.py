@@ -177,7 +177,7 @@ class RunningSums:
     ) -> None:
         """Add each group's Σy and Σ(Ωᵀy)yᵀ, which one product makes, and Σ|y|²; y is (heads, tokens, width)."""
         along = torch.bmm(directions.transpose(1, 2), y.transpose(1, 2))[:, None]  # (heads, 1, m, tokens)
-        power, buckets = arithmetic.squared_lengths(y), self.layout.buckets
+        power, buckets = torch.einsum("htd,htd->ht", y, y), self.layout.buckets
         for group, in_span in unrotation.in_span.items():
             left = unrotation.left(group, len(y), self.unrotated_sums.shape[2])
             rows = torch.unflatten(left[:, buckets:], 1, (len(in_span), -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -18,12 +18,11 @@ from qkscope.lenses.rope.turning import (
     turned_covariance,
     turned_drift,
     turned_mean,
-    turned_product,
     turning,
 )
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BeforeRotation
-from qkscope.moments.second_moments import KINDS, Statistics
+from qkscope.moments.second_moments import Statistics
 
 
 class Basis(IntEnum):
@@ -76,20 +75,6 @@ class KindAtRest:
             change[:] = sample.cov[:, order[:, None], order] - self.cov
         return KindAtRest(self.planes, means, self.cov, changes, self._turned)
 
-    @property
-    def left(self) -> KindAtRest:
-        """All samples but the first."""
-        changes = None if self.changes is None else self.changes[1:]
-        return KindAtRest(self.planes, self.mean[1:], self.cov, changes, self._turned)
-
-    def joined(self, others: Sequence[KindAtRest]) -> KindAtRest:
-        """The samples of all of these, one after the other."""
-        changes = [other.changes for other in others if other.changes is not None]
-        together = np.concatenate(changes) if len(changes) == len(others) else None
-        return KindAtRest(
-            self.planes, np.concatenate([other.mean for other in others]), self.cov, together, self._turned
-        )
-
     def under(self, rotation: Rotation | None) -> KindAtRest:
         """The same vectors, as another rotation would find them: with the factor in its cos and sin, not the old."""
         if rotation == self.planes.rotation:
@@ -112,24 +97,6 @@ class KindAtRest:
         if by not in self._turned:
             self._turned[by] = turned_covariance(self.cov, by)
         return self._turned[by]
-
-    def changes_along(self, v: Array, by: Turning, index: NDArray[np.intp] | None = None) -> Array | None:
-        """(samples, heads, d): each sample's turned covariance less the whole's, times v (heads, d).
-
-        None where samples share it. `index` tells whose covariance each v meets.
-        """
-        if self.changes is None:
-            return None
-        chosen = slice(None) if index is None else index
-        return np.stack([turned_product(change[chosen], v, by) for change in self.changes])
-
-    @property
-    def traces(self) -> Array:
-        """(heads, samples): the variance at rest in all directions together."""
-        whole = np.trace(self.cov, axis1=1, axis2=2)[:, None]
-        if self.changes is None:
-            return np.repeat(whole, len(self.mean), axis=1)
-        return np.asarray(whole + np.trace(self.changes, axis1=2, axis2=3, dtype=np.float64).T)
 
     def turned(self, positions: Positions, n: Array) -> Statistics:
         """The statistics over a window of the first sample, turned at each position; `n` (heads,) are its tokens."""
@@ -166,12 +133,11 @@ class LayerAtRest:
     @property
     def left(self) -> LayerAtRest:
         """All samples but the first."""
-        return LayerAtRest(self.q.left, self.k.left, self.keys)
-
-    def joined(self, others: Sequence[LayerAtRest]) -> LayerAtRest:
-        """The samples of all of these, one after the other."""
-        q, k = ([getattr(other, kind) for other in others] for kind in KINDS)
-        return LayerAtRest(self.q.joined(q), self.k.joined(k), self.keys)
+        q, k = (
+            replace(of, mean=of.mean[1:], changes=None if of.changes is None else of.changes[1:])
+            for of in (self.q, self.k)
+        )
+        return LayerAtRest(q, k, self.keys)
 
 
 def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:

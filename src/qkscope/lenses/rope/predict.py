@@ -16,7 +16,7 @@ from qkscope.lenses.pca import Array, head_components
 from qkscope.lenses.rope.at_rest import KindAtRest, LayerAtRest
 from qkscope.lenses.rope.krylov import followed
 from qkscope.lenses.rope.positions import Positions
-from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turning
+from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turned_product, turning
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,15 @@ class _Turned:
 
     @classmethod
     def of(cls, kind: KindAtRest, positions: Positions, along: Array, index: NDArray[np.intp] | None = None) -> _Turned:
-        by = turning(kind.planes, positions)
-        cov, rest, traces = kind.turned_cov(by), kind.mean.swapaxes(0, 1), kind.traces
-        if index is not None:
-            cov, rest, traces = cov[index], rest[index], traces[index]
+        by, chosen = turning(kind.planes, positions), slice(None) if index is None else index
+        cov, rest = kind.turned_cov(by)[chosen], kind.mean.swapaxes(0, 1)[chosen]
+        traces = np.trace(kind.cov, axis1=1, axis2=2)[chosen, None]
         along = np.where(np.isfinite(along), along, 0.0)
-        change = kind.changes_along(along, by, index)
-        change = None if change is None else np.nan_to_num(change.swapaxes(0, 1))
+        change = None
+        if kind.changes is not None:
+            change = np.stack([turned_product(each[chosen], along, by) for each in kind.changes], axis=1)
+            change = np.nan_to_num(change)
+            traces = traces + np.trace(kind.changes, axis1=2, axis2=3, dtype=np.float64).T[chosen]
         return cls(by, cov, rest, turned_mean(rest, by), turned_drift(rest, by), traces, along[:, None], change)
 
     def times(self, v: Array) -> Array:
@@ -164,10 +166,6 @@ class _Turned:
             np.clip(covariance / np.sqrt(variance * self.by.positions.variance), -1.0, 1.0),
             covariance / self.by.positions.variance,
         )
-
-
-def _dot(one: Array, other: Array) -> Array:
-    return np.asarray((one * other).sum(axis=-1, keepdims=True))
 
 
 def category_codes(r_q: Array, r_k: Array) -> Array:

@@ -57,8 +57,9 @@ def entry_layer(
     window_at = RopeWindow(q, k, np.full(len(heads), n_q / (n_q + n_k)))
     sizes = tuple(float(sums.n["q"][0][cells][:, group].sum()) for group in groups)
     planes = Planes(facts.rotation, facts.head_dim)
-    rest = LayerAtRest(_at_rest(samples["q"], planes), _at_rest(samples["k"], planes), keys.astype(np.intp))
-    return EntryLayer(rest, facts.rotation, window_at, sizes)
+    at_rest_q, at_rest_k = (KindAtRest.of(samples[kind][0], planes) for kind in KINDS)
+    rest = LayerAtRest(at_rest_q, at_rest_k, keys.astype(np.intp))
+    return EntryLayer(rest.with_samples(samples["q"], samples["k"]), facts.rotation, window_at, sizes)
 
 
 def _index(facts: LayerFacts, heads: Sequence[int]) -> dict[Kind, NDArray[np.intp]]:
@@ -79,10 +80,6 @@ def _samples(
     assert whole is not None  # a basis was found
     parts = [before_rotation(sums.unrotated[kind], cells, group, whole) for group in groups]
     return [part.take(index) for part in (whole, *parts) if part is not None]
-
-
-def _at_rest(samples: list[BeforeRotation], planes: Planes) -> KindAtRest:
-    return KindAtRest.of(samples[0], planes).with_samples(samples)
 
 
 class Predictions:

@@ -114,16 +114,17 @@ def prediction_of(sums: LayerSums) -> tuple[Basis, Predicted | None]:
 def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
     """The predictions without each document group, by group; those with tokens in the same places together."""
     whole, rest = sums.once(prediction_of)[1], sums.once(at_rest)[1]
-    left = {each.left_out: (window_of(each), each.once(at_rest)[1]) for each in sums.replicates}
-    waiting = {group: (window, at) for group, (window, at) in left.items() if group is not None and window and at}
+    left = {each.left_out: (window_of(each), each.q_before, each.k_before) for each in sums.replicates}
+    waiting = {group: (at, q, k) for group, (at, q, k) in left.items() if group is not None and at and q and k}
     predictions: dict[int, Predicted] = {}
     if whole is None or rest is None:
         return predictions
     while waiting:
         window = next(iter(waiting.values()))[0]
-        alike = [group for group, (other, _) in waiting.items() if window.same_as(other)]
-        parts = [waiting.pop(group)[1] for group in alike]
-        samples = predict_samples(rest.joined(parts), window, whole)
+        alike = [group for group, (other, _, _) in waiting.items() if window.same_as(other)]
+        parts = [waiting.pop(group) for group in alike]
+        together = rest.with_samples([q for _, q, _ in parts], [k for _, _, k in parts])
+        samples = predict_samples(together, window, whole)
         predictions |= {group: samples.sample(number) for number, group in enumerate(alike)}
     return predictions
 
