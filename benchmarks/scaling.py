@@ -222,7 +222,7 @@ s = 2 directions per head over the W spans. Sums do not depend on the number of 
 | before rotation | 4 · (d² + B · G · d + d + s · d · (1 + G · W) + G · W) bytes per head more |
 | moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
 | sketches | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head more |
-| before rotation | 8 · d + 4 · (p + B · (d + G) + s · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head more |
+| before rotation | 4 · (p + B · (d + G) + (2 + s) · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head more |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, downloads |
 | downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
 
