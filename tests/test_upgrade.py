@@ -168,7 +168,7 @@ def test_means_over_layers_keep_their_replicates(old, study):
 def test_how_errors_were_found_is_told_by_measure(study):
     about = json.loads((study / "tables.json").read_text())["tables"]
     assert about["heads"]["measures"]["ap"]["estimator"] == "closed form"
-    assert about["heads"]["measures"]["r_q_rope"]["errors"].endswith("covariances before rotation fixed")
+    assert about["heads"]["measures"]["r_q_rope"]["errors"].endswith("covariances before rotation by first order")
     assert "by first order" in about["heads"]["measures"]["position_share"]["errors"]
     assert about["buckets"]["measures"]["rms_q"]["errors"].endswith("covariances within buckets fixed")
     assert about["pairs"]["measures"]["ap"]["errors"].endswith("differences between buckets in covariance fixed")

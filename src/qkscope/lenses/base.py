@@ -78,6 +78,7 @@ class HeadTable:
     per: Literal["head", "layer"] = "head"
     detail: bool = False  # so many rows that large studies go without (study key `detail`)
     holds_fixed: str = ""  # what replicates share with the whole, in words
+    first_order: str = ""  # what replicates have of their own to first order, in words
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
     estimator: str = ""  # how the numbers were found, where there are several ways
     judged: tuple[Measure, ...] = ()  # what `judge` adds: columns that say how sure others are

@@ -73,9 +73,9 @@ class WindowSource:
         """Of all the layer's heads, or those of a replicate with estimated covariances."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without)
 
-    def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
-        """Of all the layer's heads; `cov` where it is known already."""
-        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
+    def before(self, kind: Kind, without: int | None, whole: BeforeRotation | None) -> BeforeRotation | None:
+        """Of all the layer's heads; `whole` where that of all documents is known already."""
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, whole=whole)
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,10 @@ class LayerSums:
 
     @cached_property
     def _before(self) -> dict[Kind, BeforeRotation | None]:
-        """Of all the layer's heads; a replicate's covariances are the whole's, which are unpacked once."""
-        by_kind: dict[Kind, BeforeRotation | None] = {}
-        for kind in KINDS:
-            whole = None if self.whole is None else self.whole._before[kind]
-            by_kind[kind] = self._source.before(kind, self.left_out, None if whole is None else whole.cov)
-        return by_kind
+        """Of all the layer's heads; what all replicates need is made once, for the whole."""
+        nothing: dict[Kind, BeforeRotation | None] = dict.fromkeys(KINDS)
+        known = nothing if self.whole is None or self.left_out is None else self.whole._before
+        return {kind: self._source.before(kind, self.left_out, known[kind]) for kind in KINDS}
 
     @property
     def _source(self) -> WindowSource:

@@ -138,7 +138,7 @@ class _Frame:
                 else:
                     target.add_(torch.bmm(self._spans, squares))
             if sums.layout.sketch_spans:
-                sums.add_sketches(group, slice(None), torch.bmm(self._sketch_spans, squares))
+                sums.add_all_sketches(group, torch.bmm(self._sketch_spans, squares))
 
 
 def _span_matrix(sums: RunningSums, blocks: GroupBlocks, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,7 @@ from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
 from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, SCHEMA, Header, read_header
 from qkscope.moments.host_sums import KindMoments, LayerMoments, Unrotated
+from qkscope.moments.layout import Layout
 from qkscope.moments.packing import UNROTATED, Arrays, pack, unpack, unpack_schema_1, unpack_unrotated
 from qkscope.moments.second_moments import KINDS, Array, Kind
 from qkscope.moments.validate import require_documents, require_possible, require_unrotated
@@ -203,19 +204,19 @@ class PreRopeFile:
             parts = _by_kind(_read_arrays(self.path, lambda name: name.startswith(prefixes)))
             for kind in KINDS:
                 where = f"{layer}.{kind}"
-                unrotated[kind], n[kind] = _unrotated_of(parts[where], where)
+                unrotated[kind], n[kind] = _unrotated_of(parts[where], where, self.layout)
         except MomentsFileError as error:
             raise error.within(str(self.path)) from None
         return PreRopeLayer(unrotated, n)
 
 
-def _unrotated_of(arrays: Arrays, where: str) -> tuple[Unrotated | None, Array]:
+def _unrotated_of(arrays: Arrays, where: str, layout: Layout) -> tuple[Unrotated | None, Array]:
     if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
         raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
     n = arrays["counts"][:, COUNTS.index("n")]
     if f"{UNROTATED}pivot" not in arrays:
         return None, n
-    unrotated = unpack_unrotated(arrays)
+    unrotated = unpack_unrotated(arrays, layout)
     try:
         require_unrotated(unrotated, n)
     except ValueError as error:

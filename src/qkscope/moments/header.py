@@ -89,6 +89,11 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
             arrays[f"{where}.unrotated.x"] = "F32", (heads, layout.buckets, width)
             arrays[f"{where}.unrotated.xx"] = "F32", (heads, packed)
             arrays |= _float16(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+        if unrotated and (count := min(layout.unrotated_sketched, width)):
+            groups = (heads, layout.groups, len(layout.spans))
+            arrays[f"{where}.unrotated.sketch.directions"] = "F32", (heads, width, count)
+            arrays[f"{where}.unrotated.sketch.power"] = "F32", groups
+            arrays |= _float16(f"{where}.unrotated.sketch.y", (*groups, count), width)
     return arrays
 
 

@@ -14,15 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.moments.layout import Layout
-from qkscope.moments.second_moments import KINDS, Array, Kind, SecondMoments, divided, square, translated_squares
+from qkscope.moments.second_moments import (
+    KINDS,
+    Array,
+    Kind,
+    SecondMoments,
+    divided,
+    square,
+    translated_squares,
+    triangle,
+)
 
 Single = NDArray[np.float32]
+NO_VARIANCE = 1e-4  # of the largest along any direction: a file keeps sketches to three digits
 OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
 
 
@@ -44,7 +55,7 @@ class SpanSums:
         """(heads, groups): of the tokens."""
         return divided(self.n, self.n.sum(axis=1, keepdims=True))
 
-    @property
+    @cached_property
     def scatter(self) -> Array:
         """(heads, d, d): the squares about the groups' means."""
         full = np.take(self.packed, square(self.x.shape[-1]), axis=-1)
@@ -137,22 +148,35 @@ class FirstMoments:
 
 @dataclass(frozen=True)
 class Unrotated:
-    """Sums of vectors as they were before rotation, from some of the tokens; position 0 is not among them."""
+    """Sums of vectors as they were before rotation, from some of the tokens; position 0 is not among them.
+
+    Squares are kept once, over all buckets and groups. Those of a group, and those up to the common window, are
+    estimated from sketches over `spans`, which make up all buckets.
+    """
 
     pivot: Array  # (heads, d)
     n: Array  # (buckets, groups): the same for all heads
     x: Single  # (heads, buckets, groups, d)
     xx: Single  # (heads, d (d + 1) / 2): over all buckets and groups
+    spans: tuple[slice, ...] = ()
+    sketch: Sketch | None = None
 
     def __add__(self, other: Unrotated) -> Unrotated:
         step = other.pivot - self.pivot
         moved = other.x + other.n[..., None] * step[:, None, None, :]
+        sketch = None
+        if self.sketch is not None and other.sketch is not None and self.spans == other.spans:
+            spans = [other.span_sums(span) for span in self.spans]
+            along = other.sketch.along(self.sketch.directions, spans)
+            sketch = self.sketch + along.translated(spans, step)
         squares = translated_squares(other.xx, other.x.sum(axis=(1, 2)), np.full(len(step), other.n.sum()), step)
         return Unrotated(
             self.pivot,
             self.n + other.n,
             (self.x + moved).astype(np.float32),
             (self.xx + squares).astype(np.float32),
+            self.spans,
+            sketch,
         )
 
     def whole(self) -> SecondMoments:
@@ -161,6 +185,75 @@ class Unrotated:
         x = self.x.sum(axis=(1, 2), dtype=np.float64)
         n = np.full(heads, self.n.sum())
         return SecondMoments(self.pivot, n, none, none, x, np.zeros_like(x), self.xx.astype(np.float64))
+
+    @OVERFLOWING
+    def span_sums(self, span: slice) -> SpanSums:
+        """The sums of each group over all buckets, or over one of the spans.
+
+        Squares over a span are estimated from its sketch. Of the scatter about the span's mean, the part that goes with
+        the directions is known. The rest is like that of all spans, but for a factor that makes the total variance
+        right. Both parts are positive semidefinite.
+        """
+        n_of_groups, x_of_groups = self.n[span].sum(axis=0), self.x[:, span].sum(axis=1, dtype=np.float64)
+        sums = SpanSums(np.broadcast_to(n_of_groups, x_of_groups.shape[:2]), x_of_groups, self.xx.astype(np.float64))
+        if self.sketch is None or len(self.spans) < 2 or span not in self.spans:
+            return sums
+        number, directions = self.spans.index(span), self.sketch.directions.astype(np.float64)
+        n = np.stack([self.n[each].sum() for each in self.spans])
+        x = np.stack([self.x[:, each].sum(axis=(1, 2), dtype=np.float64) for each in self.spans], axis=1)
+        parts = SpanSums(np.broadcast_to(n, x.shape[:2]), x, self.xx.astype(np.float64))
+        own, mean = x[:, number], parts.mean[:, number]
+        y, power = (sums[:, :, number].sum(axis=1, dtype=np.float64) for sums in (self.sketch.y, self.sketch.power))
+        known = _going_with(directions, y - own[:, :, None] * (mean[:, None] @ directions))
+        rest = parts.scatter - _going_with(directions, parts.scatter @ directions)
+        left = power - (own * mean).sum(axis=1) - np.trace(known, axis1=1, axis2=2)
+        factor = np.maximum(divided(left, np.trace(rest, axis1=1, axis2=2)), 0.0)
+        rows, columns = triangle(x.shape[-1])
+        squares = known + factor[:, None, None] * rest + own[:, :, None] * mean[:, None]
+        return replace(sums, packed=squares[:, rows, columns])
+
+    def of_groups(self, stop: int) -> GroupSketch | None:
+        """Each group's squares up to some bucket, over whole spans; None where there are no sketches of them."""
+        sketch = self.sketch
+        if sketch is None or not all(np.isfinite(sums).all() for sums in (self.xx, sketch.y, sketch.power)):
+            return None  # float32 overflows where float64 does not
+        first = self.spans[0]
+        if stop <= first.stop:
+            return GroupSketch(
+                self.span_sums(first), Sketch(sketch.directions, sketch.y[:, :, :1], sketch.power[:, :, :1])
+            )
+        y, power = (sums.sum(axis=2, keepdims=True, dtype=np.float64) for sums in (sketch.y, sketch.power))
+        return GroupSketch(self.span_sums(slice(None)), Sketch(sketch.directions, y, power))
+
+
+@dataclass(frozen=True)
+class GroupSketch:
+    """The sums of each group, of whose squares there is a sketch; about a pivot."""
+
+    sums: SpanSums
+    sketch: Sketch  # over one span
+
+    def cov(self, without: int | None = None) -> Array:
+        """(heads, d, d): of all groups, or of all but one."""
+        sums = self.sums
+        n, x = sums.n.sum(axis=1), sums.x.sum(axis=1)
+        squares = np.take(sums.packed, square(x.shape[-1]), axis=-1)
+        if without is not None:
+            n, x = n - sums.n[:, without], x - sums.x[:, without]
+            squares = squares - self.sketch.squares(sums, 0, without)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            inverse = np.where(n > 0, 1.0 / n, np.nan)[:, None, None]
+        return np.asarray(squares * inverse - (x[:, :, None] * inverse) * (x[:, None, :] * inverse))
+
+
+def _going_with(directions: Array, y: Array) -> Array:
+    """The part (heads, d, d) of a scatter S that goes with xᵀΩ, from y = SΩ: y (ΩᵀSΩ)⁻¹ yᵀ."""
+    inner = directions.swapaxes(1, 2) @ y
+    values, turns = np.linalg.eigh(np.nan_to_num(inner + inner.swapaxes(1, 2)) / 2)  # float32 may have overflowed
+    varies = values > NO_VARIANCE * values[:, -1:]
+    root = divided(varies.astype(np.float64), np.sqrt(np.where(varies, values, 1.0)))
+    half = (y @ turns) * root[:, None]
+    return np.asarray(half @ half.swapaxes(1, 2))
 
 
 @dataclass(frozen=True)
@@ -243,13 +336,23 @@ def concatenate_kind(parts: Sequence[KindMoments]) -> KindMoments:
         _along_heads([part.crossed for part in parts]),
         np.concatenate([part.groups for part in parts]),
         parts[0].layout,
-        # Counts before rotation have no axis of heads.
-        replace(_along_heads(unrotated), n=unrotated[0].n) if len(unrotated) == len(parts) else None,
+        _concatenate_unrotated(unrotated) if len(unrotated) == len(parts) else None,
         _along_heads(sketches) if len(sketches) == len(parts) else None,
     )
 
 
-Sums = TypeVar("Sums", SecondMoments, FirstMoments, Unrotated, Sketch)
+def _concatenate_unrotated(parts: Sequence[Unrotated]) -> Unrotated:
+    sketches = [part.sketch for part in parts if part.sketch is not None]
+    return replace(  # counts have no axis of heads
+        parts[0],
+        pivot=np.concatenate([part.pivot for part in parts]),
+        x=np.concatenate([part.x for part in parts]),
+        xx=np.concatenate([part.xx for part in parts]),
+        sketch=_along_heads(sketches) if len(sketches) == len(parts) else None,
+    )
+
+
+Sums = TypeVar("Sums", SecondMoments, FirstMoments, Sketch)
 
 
 def _along_heads(parts: Sequence[Sums]) -> Sums:

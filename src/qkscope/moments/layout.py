@@ -8,7 +8,7 @@ study adds its common window as a further edge where it is none yet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,8 +28,11 @@ BOUNDS = {
     "common": MAX_CONTEXT,
     "unrotated_every": MAX_CONTEXT,
     "sketched": MAX_DIRECTIONS,
+    "unrotated_sketched": MAX_DIRECTIONS,
 }
 SKETCHED = 4  # directions of each query head: its PC0 at any window is well within their span
+# Of each head before rotation: PC0 lies in planes that turn slowly, so turned back it hardly leaves its first position.
+UNROTATED_SKETCHED = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Layout:
     common: int | None = None  # the window, besides the whole, for which groups have squares of their own
     unrotated_every: int = 0  # one token in so many is also summed as it was before rotation; 0: none
     sketched: int = 0  # directions of each query head along which groups keep squares at every window; 0: none
+    unrotated_sketched: int = 0  # directions of each head along which groups keep squares before rotation; 0: none
 
     def __post_init__(self) -> None:
         if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
@@ -56,8 +60,8 @@ class Layout:
             raise ValueError(f"skip_positions {self.skip_positions} would skip all of {self.context} positions")
         if self.common is not None and self.common not in self.edges[1:]:
             raise ValueError(f"the common window {self.common} is not an edge of the buckets {self.edges}")
-        if min(self.unrotated_every, self.sketched) < 0:
-            raise ValueError("unrotated_every and sketched are 0 or more")
+        if min(self.unrotated_every, self.sketched, self.unrotated_sketched) < 0:
+            raise ValueError("unrotated_every, sketched and unrotated_sketched are 0 or more")
 
     @classmethod
     def from_json(cls, stored: Any) -> Layout:
@@ -76,6 +80,15 @@ class Layout:
             if name != "common" or stored["common"] is not None:
                 require_integer(stored[name], name, BOUNDS[name], -BOUNDS[name] if name == "seed" else 0)
         return cls(**{**stored, "edges": tuple(edges), "rate": float(rate)})
+
+    def shared(self, other: Layout) -> Layout | None:
+        """The layout of both together, without the sketches that only one of them has; None where they differ."""
+        one, two = self, other
+        if self.sketched != other.sketched:
+            one, two = replace(one, sketched=0), replace(two, sketched=0)
+        if self.unrotated_sketched != other.unrotated_sketched:
+            one, two = replace(one, unrotated_sketched=0), replace(two, unrotated_sketched=0)
+        return one if one == two else None
 
     @property
     def context(self) -> int:
@@ -171,6 +184,7 @@ def capture_layout(
         common=common,
         unrotated_every=min(LARGEST_STEP, max(1, context // FEWEST_UNROTATED)),
         sketched=SKETCHED,
+        unrotated_sketched=UNROTATED_SKETCHED,
     )
 
 

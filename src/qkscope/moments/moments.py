@@ -7,7 +7,6 @@ the host. What is kept does not grow with the number of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,8 +195,8 @@ class Moments:
         """The sums of both, in a new object that keeps this one's provenance."""
         if not isinstance(other, Moments):
             raise InputError(f"moments can be merged with moments, not with {type(other).__name__}")
-        layout = self.layout if self.layout == other.layout else replace(self.layout, sketched=0)
-        if layout != replace(other.layout, sketched=layout.sketched):
+        layout = self.layout.shared(other.layout)
+        if layout is None:
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:
             raise InputError("cannot merge moments of different models: their layers differ")
@@ -252,13 +251,13 @@ class Moments:
         skip: int = 0,
         *,
         without: int | None = None,
-        cov: NDArray[np.float64] | None = None,
+        whole: BeforeRotation | None = None,
     ) -> BeforeRotation | None:
         """A layer's queries or keys as they were before RoPE; None where that was not summed.
 
-        `cov` is the covariance of all documents over the whole context, where the caller has it already.
+        `whole` is the same of all documents, where the caller has it already.
         """
-        return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, cov)
+        return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, whole)
 
     def group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> GroupSquares:
         """Whether replicates over this window are exact, estimated from sketches, or not available."""

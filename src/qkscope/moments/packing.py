@@ -6,6 +6,7 @@ all groups ("shares" below), which float64 bucket sums give back exactly.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def pack(sums: KindMoments) -> Arrays:
         whole = {"pivot": before.pivot, "n": before.n, "x": totals, "xx": before.xx}
         arrays |= {f"{UNROTATED}{name}": array for name, array in whole.items()}
         arrays |= _to_float16(f"{UNROTATED}crossed.x", before.x, _unrotated_shares(before.n, totals))
+        if before.sketch is not None:
+            where, sketch = f"{UNROTATED}{SKETCH}", before.sketch
+            arrays |= {f"{where}directions": sketch.directions, f"{where}power": sketch.power}
+            shares = _unrotated_sketch_shares(before, sketch.directions)
+            arrays |= _to_float16(f"{where}y", sketch.y.swapaxes(-1, -2), shares)
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -49,7 +55,7 @@ def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
     counted = KindMoments(buckets, FirstMoments(n, u, uu, none, none), none, layout)
     x, xu = (_from_float16(arrays, f"crossed.{name}", _bucket_shares(counted, name)) for name in ("x", "xu"))
     groups = _from_float16(arrays, "groups.xx", _span_shares(counted))
-    unrotated = unpack_unrotated(arrays) if f"{UNROTATED}pivot" in arrays else None
+    unrotated = unpack_unrotated(arrays, layout) if f"{UNROTATED}pivot" in arrays else None
     sketch = _unpack_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
     return KindMoments(buckets, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
 
@@ -61,10 +67,17 @@ def unpack_schema_1(arrays: Arrays, layout: Layout) -> KindMoments:
     return KindMoments(buckets, crossed, arrays["groups.xx"][:, :, None], layout)
 
 
-def unpack_unrotated(arrays: Arrays) -> Unrotated:
+def unpack_unrotated(arrays: Arrays, layout: Layout) -> Unrotated:
     """What was summed before rotation."""
     pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
-    return Unrotated(pivot, n, _from_float16(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals)), xx)
+    x = _from_float16(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals))
+    where = f"{UNROTATED}{SKETCH}"
+    if f"{where}y" not in arrays:
+        return Unrotated(pivot, n, x, xx)
+    whole = Unrotated(pivot, n, x, xx, layout.spans)
+    directions, power = arrays[f"{where}directions"], arrays[f"{where}power"]
+    y = _from_float16(arrays, f"{where}y", _unrotated_sketch_shares(whole, directions))
+    return replace(whole, sketch=Sketch(directions, np.ascontiguousarray(y.swapaxes(-1, -2)), power))
 
 
 def _unpack_sketch(arrays: Arrays, counted: KindMoments) -> Sketch:
@@ -109,6 +122,15 @@ def _sketch_shares(sums: KindMoments, directions: NDArray[Any]) -> Array:
             whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
             parts.append(_token_share(sums, span)[..., None] * whole[:, None])
     return np.stack(parts, axis=2)
+
+
+def _unrotated_sketch_shares(sums: Unrotated, directions: NDArray[Any]) -> Array:
+    """Shares of the sketches before rotation, (heads, groups, spans, m, d), of the squares over all spans together."""
+    n = np.stack([sums.n[span].sum(axis=0) for span in sums.spans], axis=1)  # (groups, spans)
+    with np.errstate(invalid="ignore"):
+        squares = np.take(sums.xx.astype(np.float64), square(directions.shape[1]), axis=-1)
+        whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
+    return np.asarray((n / max(n.sum(), 1.0))[None, :, :, None, None] * whole[:, None, None])
 
 
 def _token_share(sums: KindMoments, span: slice) -> Array:

@@ -11,7 +11,7 @@ share of the scatter of all groups about their means.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.moments.host_sums import KindMoments, Unrotated
+from qkscope.moments.host_sums import GroupSketch, KindMoments, Unrotated
 from qkscope.moments.second_moments import FIRST_SUMS, Array, SecondMoments, divided, triangle
 
 GroupSquares = Literal["exact", "estimated", "none"]
@@ -93,8 +93,10 @@ def bucket_means(sums: KindMoments, cells: slice, without: int | None = None) ->
 class BeforeRotation:
     """Queries or keys as they were before RoPE, from some of the tokens; position 0 is not among them.
 
-    Means are those of a window and of each of its buckets, without a document group where one is left out. The
-    covariance is that of the whole context and of all documents, whatever the window.
+    Means are those of a window and of each of its buckets. The covariance is that of the common window, where the
+    window is no longer, else that of the whole context. All are without a document group where one is left out. Moments
+    without sketches before rotation (of earlier versions) have the covariance of the whole context and of all
+    documents, whatever the window and the group.
     """
 
     n: Array  # (heads,)
@@ -102,16 +104,23 @@ class BeforeRotation:
     cov: Array  # (heads, d, d)
     bucket_n: Array  # (heads, buckets)
     bucket_mean: Array  # (heads, buckets, d); NaN where a bucket has no tokens
+    groups: GroupSketch | None = field(default=None, repr=False)  # what the covariance without a group follows from
+
+    own_cov: bool = False  # whether a replicate's covariance is its own
 
     def take(self, index: NDArray[np.intp]) -> BeforeRotation:
         """The same for the chosen heads."""
-        return BeforeRotation(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+        n, mean, cov = self.n[index], self.mean[index], self.cov[index]
+        return BeforeRotation(n, mean, cov, self.bucket_n[index], self.bucket_mean[index], own_cov=self.own_cov)
 
 
 def before_rotation(
-    known: Unrotated | None, cells: slice, without: int | None = None, cov: Array | None = None
+    known: Unrotated | None, cells: slice, without: int | None = None, whole: BeforeRotation | None = None
 ) -> BeforeRotation | None:
-    """Means and covariance before rotation; None where they were not summed. `cov`, if given, is not recomputed."""
+    """Means and covariance before rotation; None where they were not summed.
+
+    `whole` is the same of all documents; given for a replicate, what all replicates need is computed once.
+    """
     if known is None:
         return None
     included = [group for group in range(known.n.shape[1]) if group != without]
@@ -122,8 +131,14 @@ def before_rotation(
         bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
         mean = x.sum(axis=1) / n.sum(axis=1)[:, None]
     pivot = known.pivot
-    covariance = known.whole().statistics(1.0).cov_xx if cov is None else cov
-    return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
+    groups = known.of_groups(cells.stop) if whole is None else whole.groups
+    if groups is not None:
+        covariance = groups.cov(without)
+    else:
+        covariance = known.whole().statistics(1.0).cov_xx if whole is None else whole.cov
+    kept = groups if without is None else None
+    own = groups is not None and without is not None
+    return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean, kept, own)
 
 
 # -- squares of one group ----------------------------------------------------------------------------------

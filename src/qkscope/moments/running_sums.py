@@ -10,6 +10,8 @@ s the position counted from the bucket's middle:
     crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
     unrotated_squares  (heads, Σyyᵀ)                        float32   y: one token in some, before rotation
     unrotated_sums     (heads, groups, buckets, Σy)         float32   how y depends on position
+                       (heads, groups, spans, Σ(Ωᵀy)yᵀ)     float32   behind it: errors, and the common window
+    unrotated_powers   (groups, heads, spans, Σ|y|²)        float32   the same
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
 The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
@@ -41,7 +43,7 @@ from qkscope.moments.host_arithmetic import HostArithmetic
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
 from qkscope.moments.placement import BatchPlacement, PlacedTokens
-from qkscope.moments.second_moments import Array, Kind, SecondMoments, triangle
+from qkscope.moments.second_moments import Array, Kind, SecondMoments, square, triangle
 from qkscope.moments.sizes import cell_size
 from qkscope.moments.unrotate import Unrotation
 
@@ -77,7 +79,12 @@ class RunningSums:
         self.finite_check: Tensor | None = None  # on a device: a number that is finite if the last batch's sums are
         summed = count if unrotated else 0
         self.unrotated_squares = zeros(summed, width, width)
-        self.unrotated_sums = zeros(summed, layout.groups, layout.buckets, width)
+        size = min(layout.unrotated_sketched, width)
+        self.unrotated_spans = layout.spans if summed and size else ()
+        spans = len(self.unrotated_spans)
+        self.unrotated_sums = zeros(summed, layout.groups, layout.buckets + spans * size, width)
+        self.unrotated_powers = zeros(layout.groups, summed if spans else 0, spans)
+        self.unrotated_directions: Tensor | None = None  # (heads, width, m): Ω, decided by the first batch
         self.unrotated_pivot: Tensor | None = None  # (heads, width)
         self._minus_unrotated_pivot: Tensor | None = None  # (heads, 1, width)
         self.unrotated_counts = np.zeros((layout.groups, layout.buckets))
@@ -114,8 +121,9 @@ class RunningSums:
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
         sums = (self.squares, self.carry, self.groups, self.crossed, self.unrotated_squares, self.unrotated_sums)
-        chosen = (self.directions, self.pivot, self.unrotated_pivot)
-        return sum(each.nbytes for each in (*sums, self.sketches, self.powers, *chosen) if each is not None)
+        sketches = (self.sketches, self.powers, self.unrotated_powers)
+        chosen = (self.directions, self.unrotated_directions, self.pivot, self.unrotated_pivot)
+        return sum(each.nbytes for each in (*sums, *sketches, *chosen) if each is not None)
 
     @property
     def tokens(self) -> int:
@@ -132,12 +140,13 @@ class RunningSums:
         arithmetic = scratch.arithmetic(self.device)
         if self.pivot is None:
             self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
-            if self.layout.sketch_spans:
-                self.directions = choose_directions(self, vectors, placed)
+            if self.layout.sketch_spans or self.unrotated_spans:
+                self.directions, self.unrotated_directions = choose_directions(self, vectors, placed)
         arithmetic.add(self, vectors, placed)
         self.counts += placed.counts
         if self.unrotated and len(placed.unrotated.rows):
-            unrotation = scratch.unrotation(self.rotation, placed.unrotated, next(iter(vectors.values())))
+            like = next(iter(vectors.values()))
+            unrotation = scratch.unrotation(self.rotation, placed.unrotated, like, self.unrotated_spans)
             self._add_unrotated(vectors, unrotation, arithmetic)
 
     def _add_unrotated(
@@ -156,9 +165,29 @@ class RunningSums:
         torch.baddbmm(squares, y.transpose(1, 2), y, out=squares)
         if squares is not self.unrotated_squares:
             self.unrotated_squares.copy_(squares)
-        for group, members in unrotation.members:
-            arithmetic.add_product(self.unrotated_sums[:, group], members, y)
+        if self.unrotated_directions is None:
+            for group, members in unrotation.members.items():
+                arithmetic.add_product(self.unrotated_sums[:, group], members, y)
+        else:
+            self._add_unrotated_sketches(y, self.unrotated_directions.to(y.dtype), unrotation, arithmetic)
         self.unrotated_counts += unrotation.tokens.summed()
+
+    def _add_unrotated_sketches(
+        self, y: Tensor, directions: Tensor, unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
+    ) -> None:
+        """Add each group's Σy and Σ(Ωᵀy)yᵀ, which one product makes, and Σ|y|²; y is (heads, tokens, width)."""
+        along = torch.bmm(directions.transpose(1, 2), y.transpose(1, 2))[:, None]  # (heads, 1, m, tokens)
+        power, buckets = torch.einsum("htd,htd->ht", y, y), self.layout.buckets
+        for group, in_span in unrotation.in_span.items():
+            left = unrotation.left(group, len(y), self.unrotated_sums.shape[2])
+            rows = torch.unflatten(left[:, buckets:], 1, (len(in_span), -1))
+            torch.mul(along, in_span[:, None], out=rows)
+            arithmetic.add_product(self.unrotated_sums[:, group], left, y)
+            target = self.unrotated_powers[group]
+            if y.dtype == target.dtype:
+                torch.addmm(target, power, in_span.T, out=target)
+            else:
+                target.add_(power @ in_span.T)
 
     def add_sketches(self, group: int, spans: slice, squares: Tensor) -> None:
         """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
@@ -176,6 +205,23 @@ class RunningSums:
         torch.baddbmm(top, corner, directions[:, :half], out=top)
         torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
         torch.baddbmm(bottom, lower, directions, out=bottom)
+
+    def add_all_sketches(self, group: int, squares: Tensor) -> None:
+        """The same over all sketched spans at once: full squares are laid out, so that a few calls are enough."""
+        if self.directions is None:
+            raise ValueError("there are no directions before the first vectors")
+        squares = squares.to(torch.float32)
+        powers = self.powers[group].view(-1)
+        torch.addmv(powers, squares.flatten(0, 1), self.diagonal, out=powers)
+        places = _square_places(self.width, self.device)
+        if self.owners is None:
+            full = squares.index_select(2, places)
+        else:
+            spans = _numbers(squares.shape[1], self.device)
+            full = squares[self.owners[:, None, None], spans[:, None], places]
+        rows = torch.unflatten(full, 2, (self.width, self.width)).flatten(1, 2)  # (blocks, spans × width, width)
+        target = self.sketches[group].flatten(1, 2)
+        torch.baddbmm(target, rows, self.directions, out=target)
 
     def to_host(self) -> LayerMoments:
         """The same sums as numpy arrays, queries and keys separately, squares as packed triangles."""
@@ -247,11 +293,22 @@ class RunningSums:
         rows, columns = triangle(self.width)
         nothing = torch.zeros(sum(self.heads.values()), self.width)
         before = _numpy(self.unrotated_squares[heads], np.float32)
+        sums, sketch = _numpy(self.unrotated_sums[heads], np.float32), None
+        if self.unrotated_directions is not None:
+            y = sums[:, :, self.layout.buckets :]
+            y = y.reshape(*y.shape[:2], len(self.unrotated_spans), -1, self.width).swapaxes(-1, -2)
+            sketch = Sketch(
+                _numpy(self.unrotated_directions[heads], np.float32),
+                _overflowed(y),
+                _overflowed(_numpy(self.unrotated_powers[:, heads], np.float32).swapaxes(0, 1)),
+            )
         return Unrotated(
             pivot=_numpy((nothing if self.unrotated_pivot is None else self.unrotated_pivot)[heads]),
             n=self.unrotated_counts.T.copy(),
-            x=np.ascontiguousarray(_numpy(self.unrotated_sums[heads], np.float32).swapaxes(1, 2)),
+            x=np.ascontiguousarray(sums[:, :, : self.layout.buckets].swapaxes(1, 2)),
             xx=np.ascontiguousarray(before[:, rows, columns]),
+            spans=self.unrotated_spans if sketch is not None else (),
+            sketch=sketch,
         )
 
 
@@ -281,6 +338,17 @@ def _places(width: int) -> NDArray[np.intp]:
     return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half
 
 
+@lru_cache(maxsize=16)
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=16)
+def _square_places(width: int, device: torch.device) -> Tensor:
+    """Where the entries of a full square are in Σaaᵀ followed by Σbxᵀ, both flat."""
+    return torch.from_numpy(_places(width)[square(width)].ravel()).to(device)
+
+
 Way = Literal["host", "device"]
 ROTATIONS = 8  # inverse rotations kept: layers mostly share one; a batch of another length needs another
 
@@ -306,7 +374,9 @@ class Scratch:
             self._arithmetic[str(device)] = HostArithmetic() if on_host else DeviceArithmetic()
         return self._arithmetic[str(device)]
 
-    def unrotation(self, rotation: Rotation | None, tokens: PlacedTokens, like: Tensor) -> Unrotation:
+    def unrotation(
+        self, rotation: Rotation | None, tokens: PlacedTokens, like: Tensor, spans: tuple[slice, ...]
+    ) -> Unrotation:
         """The inverse of a layer's rotation at these positions."""
         dtype, width = torch.float64 if like.dtype == torch.float64 else torch.float32, like.shape[-1]
         key = (rotation, width, like.device, dtype)
@@ -314,5 +384,5 @@ class Scratch:
         if cached is None or cached.tokens is not tokens:
             if len(self._rotations) >= ROTATIONS:
                 self._rotations.clear()
-            cached = self._rotations[key] = Unrotation(rotation, width, tokens, like.device, dtype)
+            cached = self._rotations[key] = Unrotation(rotation, width, tokens, like.device, dtype, spans)
         return cached

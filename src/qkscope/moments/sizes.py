@@ -48,6 +48,9 @@ def _layer_memory(layout: Layout, facts: LayerFacts, unrotated: bool) -> int:
         single += directions * width * (1 + cells) + heads * cells
     if unrotated:
         single += heads * (width * width + crossed * width + width)
+        if size := min(layout.unrotated_sketched, width):
+            cells = layout.groups * len(layout.spans)
+            single += heads * (size * width * (1 + cells) + cells)
     return FLOAT64 * exact + FLOAT32 * single
 
 
@@ -88,5 +91,7 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     gathered = at_once * filled * width * activation
     summed = heads * layout.buckets * cell * FLOAT64
     spaced = tokens // max(1, layout.unrotated_every) + 1 if layout.unrotated_every else 0
-    unrotated = heads * spaced * width * (activation + 3 * FLOAT32) + spaced * FLOAT32 * (2 * width + layout.buckets)
+    sketched = layout.unrotated_sketched * (1 + len(layout.spans)) + 1 + layout.buckets
+    tables = spaced * FLOAT32 * (2 * width + layout.buckets + len(layout.spans))
+    unrotated = heads * spaced * (width * (activation + 3 * FLOAT32) + sketched * FLOAT32) + tables
     return columns + index + max(gathered, 2 * summed, unrotated)

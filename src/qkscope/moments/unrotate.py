@@ -6,7 +6,7 @@ in the other order, by sines. A factor that a family multiplies into both (YaRN'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,13 +25,22 @@ class Unrotation:
     """The inverse of one rotation for some tokens, in one precision on one device."""
 
     def __init__(
-        self, rotation: Rotation | None, width: int, tokens: PlacedTokens, device: torch.device, dtype: torch.dtype
+        self,
+        rotation: Rotation | None,
+        width: int,
+        tokens: PlacedTokens,
+        device: torch.device,
+        dtype: torch.dtype,
+        spans: Sequence[slice] = (),
     ) -> None:
         self.tokens = tokens
         self._slices = _as_slices(tokens)
         self._index = [] if self._slices else [torch.from_numpy(of).to(device) for of in (tokens.rows, tokens.tokens)]
-        # For each document group (buckets, tokens): 1 where a token is in the bucket.
-        self.members = [(g, torch.from_numpy(of).to(device, dtype)) for g, of in tokens.members.items()]
+        # For each document group (buckets, tokens), and (spans, tokens): 1 where a token is in the bucket, or span.
+        self.members = {g: torch.from_numpy(of).to(device, dtype) for g, of in tokens.members.items()}
+        in_span = {g: np.stack([of[span].sum(axis=0) for span in spans]) for g, of in tokens.members.items() if spans}
+        self.in_span = {g: torch.from_numpy(of).to(device, dtype) for g, of in in_span.items()}
+        self._left: dict[tuple[int, int, int], Tensor] = {}
         self.cosines: Tensor | None = None  # (tokens, width)
         if rotation is None:  # a layer without rotation
             return
@@ -48,6 +57,15 @@ class Unrotation:
             return torch.cat([x[rows, :, tokens].transpose(0, 1) for x in vectors.values()]).flatten(1, 2)
         row_index, token_index = self._index
         return torch.cat([x.transpose(0, 1)[:, row_index, token_index] for x in vectors.values()])
+
+    def left(self, group: int, heads: int, rows: int) -> Tensor:
+        """Memory for (heads, rows, tokens), of which the first rows say which bucket a group's tokens are in."""
+        if (group, heads, rows) not in self._left:
+            members = self.members[group]
+            memory = torch.empty(heads, rows, members.shape[1], dtype=members.dtype, device=members.device)
+            memory[:, : len(members)] = members
+            self._left[group, heads, rows] = memory
+        return self._left[group, heads, rows]
 
     def apply(self, vectors: Tensor, by: Tensor) -> Tensor:
         """(heads, tokens, width) vectors before rotation, plus `by` (heads, 1, width)."""

@@ -63,7 +63,8 @@ def _require_numbers(sums: KindMoments) -> None:
             raise ValueError(f"{name} holds values that are not sums")
     before = sums.unrotated
     rest = () if before is None else (before.pivot, before.n, before.x, before.xx)
-    sketch = () if sums.sketch is None else (sums.sketch.directions, sums.sketch.y, sums.sketch.power)
+    known = (sums.sketch, None if before is None else before.sketch)
+    sketch = [array for each in known if each is not None for array in (each.directions, each.y, each.power)]
     # What is float32 or float16 may have overflowed, which only errors suffer from.
     if any(np.isnan(array).any() for array in (sums.groups, sums.crossed.x, sums.crossed.xu, *rest, *sketch)):
         raise ValueError("it holds values that are not numbers")

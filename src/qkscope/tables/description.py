@@ -53,6 +53,8 @@ def _measure(measures: HeadTable, column: Measure) -> dict[str, Any]:
         return about
     if measures.own_buckets:
         return about | {"errors": "jackknife over document groups, covariances of buckets by first order"}
+    if measures.first_order:
+        return about | {"errors": f"jackknife over document groups, {measures.first_order} by first order"}
     fixed = f", {measures.holds_fixed} fixed" if measures.holds_fixed else ""
     return about | {"errors": f"jackknife over document groups{fixed}"}
 

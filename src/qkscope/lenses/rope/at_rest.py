@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -47,12 +48,14 @@ class Basis(IntEnum):
 class KindAtRest:
     """Queries, one entry per head, or keys, one entry per distinct key head; coordinates in the order of `planes`.
 
-    Samples of documents differ in their means: all documents, or all without one group. Covariances they share.
+    Samples of documents are all documents, or all without one group. They differ in their means, and in how far their
+    covariance lies from that of all documents, where that is known.
     """
 
     planes: Planes
     mean: Array  # (samples, heads, d)
-    cov: Array  # (heads, d, d), of all documents: replicates share it
+    cov: Array  # (heads, d, d), of all documents
+    changes: NDArray[np.float32] | None = None  # (samples, heads, d, d): theirs less that; None: all share it
     _turned: dict[Turning, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -61,9 +64,16 @@ class KindAtRest:
         order = planes.order
         return cls(planes, before.mean[None, :, order], before.cov[:, order[:, None], order[None, :]])
 
-    def with_means(self, means: Array) -> KindAtRest:
-        """The same with other means (samples, heads, d); covariances are shared."""
-        return KindAtRest(self.planes, means, self.cov, self._turned)
+    def with_samples(self, samples: Sequence[BeforeRotation]) -> KindAtRest:
+        """The same of other samples."""
+        order = self.planes.order
+        means = np.stack([sample.mean[:, order] for sample in samples])
+        if not any(sample.own_cov for sample in samples):
+            return KindAtRest(self.planes, means, self.cov, None, self._turned)
+        changes = np.empty((len(samples), *self.cov.shape), dtype=np.float32)
+        for change, sample in zip(changes, samples, strict=True):
+            change[:] = sample.cov[:, order[:, None], order] - self.cov
+        return KindAtRest(self.planes, means, self.cov, changes, self._turned)
 
     def under(self, rotation: Rotation | None) -> KindAtRest:
         """The same vectors, as another rotation would find them: with the factor in its cos and sin, not the old."""
@@ -76,7 +86,11 @@ class KindAtRest:
         factor[: 2 * planes.count] *= planes.scale
         order = back[planes.order]
         cov = self.cov[:, order[:, None], order[None, :]] * factor[:, None] * factor
-        return KindAtRest(planes, self.mean[:, :, order] * factor, cov)
+        changes = self.changes
+        if changes is not None:
+            both = (factor[:, None] * factor).astype(np.float32)
+            changes = changes[:, :, order[:, None], order[None, :]] * both
+        return KindAtRest(planes, self.mean[:, :, order] * factor, cov, changes)
 
     def turned_cov(self, by: Turning) -> Array:
         """The covariance at rest, turned at each position and averaged: (heads, d, d); computed once."""
@@ -112,10 +126,18 @@ class LayerAtRest:
         """As another rotation would find them."""
         return LayerAtRest(self.q.under(rotation), self.k.under(rotation), self.keys)
 
-    def replicates(self, q: Array, k: Array) -> LayerAtRest:
-        """The same heads with other means, (samples, heads, d) and (samples, key heads, d), in the model's order."""
-        order = self.q.planes.order
-        return LayerAtRest(self.q.with_means(q[..., order]), self.k.with_means(k[..., order]), self.keys)
+    def with_samples(self, q: Sequence[BeforeRotation], k: Sequence[BeforeRotation]) -> LayerAtRest:
+        """The same heads of other samples of documents."""
+        return LayerAtRest(self.q.with_samples(q), self.k.with_samples(k), self.keys)
+
+    @property
+    def left(self) -> LayerAtRest:
+        """All samples but the first."""
+        q, k = (
+            replace(of, mean=of.mean[1:], changes=None if of.changes is None else of.changes[1:])
+            for of in (self.q, self.k)
+        )
+        return LayerAtRest(q, k, self.keys)
 
 
 def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:
@@ -131,12 +153,13 @@ def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:
 
 
 def at_rest(sums: LayerSums) -> tuple[Basis, LayerAtRest | None]:
-    """A layer's heads before rotation; a replicate's share the whole's covariances, turned once."""
+    """A layer's heads before rotation; a replicate's covariances are the whole's, turned once, and what they change."""
     q, k, facts = sums.q_before, sums.k_before, sums.facts
-    basis, whole = (basis_of(facts, q, k), None) if sums.whole is None else sums.whole.once(at_rest)
+    of = sums.whole if sums.left_out is not None else None
+    basis, whole = (basis_of(facts, q, k), None) if of is None else of.once(at_rest)
     if basis > Basis.NOTHING_ROTATES or q is None or k is None:
         return basis, None
     planes = Planes(facts.rotation, facts.head_dim)
     if whole is None:
         return basis, LayerAtRest(KindAtRest.of(q, planes), KindAtRest.of(k, planes), sums.distinct_keys[1])
-    return basis, whole.replicates(q.mean[None], k.mean[None])
+    return basis, whole.with_samples([q], [k])

@@ -162,8 +162,7 @@ class _LayerFound:
             return cls(facts, heads.assign(**dict.fromkeys(names, np.nan), base=np.nan), pd.DataFrame(), None)
         rest, window = at.rest.under(turned), RopeWindow.plain(stop, skip, facts.q_heads)
         whole, drawn, errors = predict(rest, window), [], []
-        left = type(rest)(rest.q.with_means(rest.q.mean[1:]), rest.k.with_means(rest.k.mean[1:]), rest.keys)
-        samples = predict_samples(left, window, whole) if at.sizes else None
+        samples = predict_samples(rest.left, window, whole) if at.sizes else None
         for name in ("r_q", "r_k"):
             value, without = getattr(whole, name), np.zeros((0, facts.q_heads))
             if samples is not None:

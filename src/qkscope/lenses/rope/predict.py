@@ -16,7 +16,7 @@ from qkscope.lenses.pca import Array, head_components
 from qkscope.lenses.rope.at_rest import KindAtRest, LayerAtRest
 from qkscope.lenses.rope.krylov import followed
 from qkscope.lenses.rope.positions import Positions
-from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turning
+from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turned_product, turning
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,11 @@ def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
 def predict_samples(rest: LayerAtRest, window: RopeWindow, whole: Predicted) -> Predicted:
     """The prediction for every sample, of the component that `whole` has: (samples, heads) each.
 
-    All samples share the covariances at rest, so only what turning makes of their means is added to those.
+    To the covariances at rest of all documents is added what turning makes of each sample's mean, and by how much its
+    own covariances differ along the whole's component. To first order that decides what becomes of the component.
     """
-    q, k = _Turned.of(rest.q, window.q), _Turned.of(rest.k, window.k, rest.keys)
+    q = _Turned.of(rest.q, window.q, whole.directions)
+    k = _Turned.of(rest.k, window.k, whole.directions, rest.keys)
     gap, share = q.mean - k.mean, window.share[:, None]
 
     def pooled(v: Array) -> Array:
@@ -118,14 +120,22 @@ class _Turned:
     rest: Array  # means at rest
     mean: Array
     drift: Array
+    own_trace: Array  # (heads, samples): of covariances at rest
+    along: Array  # (heads, 1, d): the whole's component
+    change: Array | None  # by how much a sample's covariance differs, times that; None: not at all
 
     @classmethod
-    def of(cls, kind: KindAtRest, positions: Positions, index: NDArray[np.intp] | None = None) -> _Turned:
-        by = turning(kind.planes, positions)
-        cov, rest = kind.turned_cov(by), kind.mean.swapaxes(0, 1)
-        if index is not None:
-            cov, rest = cov[index], rest[index]
-        return cls(by, cov, rest, turned_mean(rest, by), turned_drift(rest, by))
+    def of(cls, kind: KindAtRest, positions: Positions, along: Array, index: NDArray[np.intp] | None = None) -> _Turned:
+        by, chosen = turning(kind.planes, positions), slice(None) if index is None else index
+        cov, rest = kind.turned_cov(by)[chosen], kind.mean.swapaxes(0, 1)[chosen]
+        traces = np.trace(kind.cov, axis1=1, axis2=2)[chosen, None]
+        along = np.where(np.isfinite(along), along, 0.0)
+        change = None
+        if kind.changes is not None:
+            change = np.stack([turned_product(each[chosen], along, by) for each in kind.changes], axis=1)
+            change = np.nan_to_num(change)
+            traces = traces + np.trace(kind.changes, axis1=2, axis2=3, dtype=np.float64).T[chosen]
+        return cls(by, cov, rest, turned_mean(rest, by), turned_drift(rest, by), traces, along[:, None], change)
 
     def times(self, v: Array) -> Array:
         """The covariance over the window, times vectors (heads, samples, d)."""
@@ -135,14 +145,19 @@ class _Turned:
         product: Array = v @ self.cov  # symmetric
         product[..., : planes.count] += 0.5 * (z * turned).real
         product[..., planes.count : 2 * planes.count] += 0.5 * (z * turned).imag
+        if self.change is not None:  # the smallest symmetric change that is `change` along `along`
+            share = (self.along * v).sum(axis=-1, keepdims=True)
+            inner = (self.along * self.change).sum(axis=-1, keepdims=True)
+            product += self.change * share + self.along * (
+                (self.change * v).sum(axis=-1, keepdims=True) - inner * share
+            )
         return product
 
     @property
     def trace(self) -> Array:
         """The variance in all directions together."""
-        own = np.trace(self.cov, axis1=1, axis2=2)[:, None]
         z = self.by.planes.complex(self.rest)
-        return np.asarray(own + (np.abs(z) ** 2 * np.diagonal(self.by.spread_minus).real).sum(axis=-1))
+        return np.asarray(self.own_trace + (np.abs(z) ** 2 * np.diagonal(self.by.spread_minus).real).sum(axis=-1))
 
     def against_position(self, v: Array) -> tuple[Array, Array]:
         """Correlation with position of projections on `v`, and their slope per token."""

@@ -57,8 +57,9 @@ def entry_layer(
     window_at = RopeWindow(q, k, np.full(len(heads), n_q / (n_q + n_k)))
     sizes = tuple(float(sums.n["q"][0][cells][:, group].sum()) for group in groups)
     planes = Planes(facts.rotation, facts.head_dim)
-    rest = LayerAtRest(_at_rest(samples["q"], planes), _at_rest(samples["k"], planes), keys.astype(np.intp))
-    return EntryLayer(rest, facts.rotation, window_at, sizes)
+    at_rest_q, at_rest_k = (KindAtRest.of(samples[kind][0], planes) for kind in KINDS)
+    rest = LayerAtRest(at_rest_q, at_rest_k, keys.astype(np.intp))
+    return EntryLayer(rest.with_samples(samples["q"], samples["k"]), facts.rotation, window_at, sizes)
 
 
 def _index(facts: LayerFacts, heads: Sequence[int]) -> dict[Kind, NDArray[np.intp]]:
@@ -77,13 +78,8 @@ def _samples(
 ) -> list[BeforeRotation]:
     """All documents, then those without each group."""
     assert whole is not None  # a basis was found
-    parts = [before_rotation(sums.unrotated[kind], cells, group, whole.cov) for group in groups]
+    parts = [before_rotation(sums.unrotated[kind], cells, group, whole) for group in groups]
     return [part.take(index) for part in (whole, *parts) if part is not None]
-
-
-def _at_rest(samples: list[BeforeRotation], planes: Planes) -> KindAtRest:
-    at = KindAtRest.of(samples[0], planes)
-    return at.with_means(np.stack([sample.mean[:, planes.order] for sample in samples]))
 
 
 class Predictions:
@@ -122,8 +118,7 @@ class Predictions:
         whole = predict(rest, at)
         if not sizes:
             return whole.r_q[None], whole.r_k[None]
-        left = LayerAtRest(rest.q.with_means(rest.q.mean[1:]), rest.k.with_means(rest.k.mean[1:]), rest.keys)
-        samples = predict_samples(left, at, whole)
+        samples = predict_samples(rest.left, at, whole)
         drawn = drawn_correlations((whole.r_q, samples.r_q), (whole.r_k, samples.r_k), sizes)
         return np.concatenate([whole.r_q[None], drawn[0]]), np.concatenate([whole.r_k[None], drawn[1]])
 

@@ -32,7 +32,8 @@ FILE, HEADS_FILE = "rope_split.csv", "rope_split_heads.csv"
 R_Q, R_K, DOMINATED = QUANTITIES = "r_q", "r_k", "position_dominated"
 EVERY, ROTARY = "all", "rotary"
 KINDS_OF_HEADS = (ROTARY, "nope")
-PAIRED = "jackknife, paired, covariances before rotation fixed"
+PAIRED = "jackknife, paired, covariances before rotation by first order"
+PAIRED_FIXED = "jackknife, paired, covariances before rotation fixed"  # moments without sketches of them
 
 _WORDS = {
     "window": "What of the change the window explains: mean over the six orders.",
@@ -219,7 +220,8 @@ class Measured:
             return cls((), "none: the checkpoints are not known to have read the same documents")
         if len(groups) < FEWEST_GROUPS:
             return cls((), said or "none: document groups of the checkpoints differ")
-        return cls(groups, PAIRED)
+        sketched = all(entry.file.layout.unrotated_sketched for entry in study.entries)
+        return cls(groups, PAIRED if sketched else PAIRED_FIXED)
 
     def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
         """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""

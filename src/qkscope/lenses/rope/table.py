@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
-from qkscope.lenses.rope.at_rest import Basis, LayerAtRest, at_rest
+from qkscope.lenses.rope.at_rest import Basis, at_rest
 from qkscope.lenses.rope.positions import Positions
 from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, predict, predict_samples
 from qkscope.lenses.sums import LayerSums
@@ -114,20 +114,16 @@ def prediction_of(sums: LayerSums) -> tuple[Basis, Predicted | None]:
 def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
     """The predictions without each document group, by group; those with tokens in the same places together."""
     whole, rest = sums.once(prediction_of)[1], sums.once(at_rest)[1]
-    left = {each.left_out: (window_of(each), each.once(at_rest)[1]) for each in sums.replicates}
-    waiting = {group: (window, at) for group, (window, at) in left.items() if group is not None and window and at}
+    left = {each.left_out: (window_of(each), each.q_before, each.k_before) for each in sums.replicates}
+    waiting = {group: (at, q, k) for group, (at, q, k) in left.items() if group is not None and at and q and k}
     predictions: dict[int, Predicted] = {}
     if whole is None or rest is None:
         return predictions
     while waiting:
         window = next(iter(waiting.values()))[0]
-        alike = [group for group, (other, _) in waiting.items() if window.same_as(other)]
-        parts = [waiting.pop(group)[1] for group in alike]
-        together = LayerAtRest(
-            rest.q.with_means(np.concatenate([part.q.mean for part in parts])),
-            rest.k.with_means(np.concatenate([part.k.mean for part in parts])),
-            rest.keys,
-        )
+        alike = [group for group, (other, _, _) in waiting.items() if window.same_as(other)]
+        parts = [waiting.pop(group) for group in alike]
+        together = rest.with_samples([q for _, q, _ in parts], [k for _, _, k in parts])
         samples = predict_samples(together, window, whole)
         predictions |= {group: samples.sample(number) for number, group in enumerate(alike)}
     return predictions
@@ -170,4 +166,4 @@ TITLES = {
     "drift_rest_k": "variance of pre-RoPE keys between positions",
     "prediction": "how the prediction was made",
 }
-TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, holds_fixed=HELD)
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), rope_rows, first_order=HELD)
