@@ -27,8 +27,8 @@ KEY = ["model", "layer", "head"]
 FREEDOM = "freedom"  # degrees of freedom of a head's standard errors
 WHERE = ("model", "layer", "head", "depth", "layer_kind", "window")
 REDRAWN = ("r_q", "r_k", "explained_variance", "sign_sure")  # in each draw; all else is as for the whole
-# The columns of `heads` that say where a head is and what its component 0 is.
-OF_COMPONENT = {*QK_COLUMNS, *(f"{name}_se" for name in QK_COLUMNS), *JUDGED_COLUMNS, FREEDOM, "gap_se", "layer_kind"}
+# Of component 0, and what derived columns follow from.
+OF_COMPONENT_0 = {*QK_COLUMNS, *(f"{name}_se" for name in QK_COLUMNS), *JUDGED_COLUMNS, FREEDOM, "gap_se", "layer_kind"}
 Array = NDArray[np.float64]
 
 
@@ -47,7 +47,7 @@ def draw_tables(
     if replicates is None or not groups:
         return []
     places = rows_of_entries(replicates["model"])
-    known = [name for name in heads.columns if name in OF_COMPONENT]
+    known = [name for name in heads.columns if name in OF_COMPONENT_0]
     tables = [SpillingTable() for _ in groups]
     for block in in_blocks(heads[known]):
         there = [replicates.iloc[places[name]] for name in block["model"].unique() if name in places]

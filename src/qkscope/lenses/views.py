@@ -19,7 +19,7 @@ import pandas as pd
 from qkscope.lenses.base import HeadTable, Lens, Measure, Summary
 from qkscope.lenses.categories import dominated
 from qkscope.lenses.derived import derived
-from qkscope.lenses.draws import FREEDOM, KEY, OF_COMPONENT, draw_tables, groups_freedom
+from qkscope.lenses.draws import FREEDOM, KEY, OF_COMPONENT_0, draw_tables, groups_freedom
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.means import with_averaged
 from qkscope.lenses.registry import registered
@@ -190,8 +190,10 @@ class WindowView:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        known = self._components.iloc[self._windows_of_entry.get(name, NO_ROWS)].assign(**{FREEDOM: self.freedom(name)})
-        derived = self.derived(known)
+        at = self._windows_of_entry.get(name, NO_ROWS)
+        of_component = [column for column in self.windows.columns if column in OF_COMPONENT_0]
+        known = pd.DataFrame({column: self.windows[column].iloc[at] for column in of_component})
+        derived = self.derived(known.assign(**{FREEDOM: self.freedom(name)}))
         # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
         rows = _by_window(self.with_kind(derived.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []
@@ -202,12 +204,6 @@ class WindowView:
             there = rows[rows["model"].isin(set(known["model"]))]
             draws = draw_tables(there, known, self.derived)
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
-
-    @cached_property
-    def _components(self) -> pd.DataFrame:
-        """`windows` without the measures of other lenses: rows of hundreds of columns take long to copy."""
-        assert self.windows is not None
-        return self.windows[[name for name in self.windows.columns if name in OF_COMPONENT]]
 
     @cached_property
     def _windows_of_entry(self) -> dict[str, Rows]:

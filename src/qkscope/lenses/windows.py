@@ -12,6 +12,7 @@ from qkscope.lenses.base import Figure, Lens, Summary, WindowMeans, error_name
 from qkscope.lenses.categories import CONTENT_FOCUSED, POSITION_DOMINATED
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.concordance import with_concordance
+from qkscope.lenses.draws import OF_COMPONENT_0
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.position import with_measures
 from qkscope.lenses.taxonomy import with_category
@@ -62,7 +63,8 @@ def window_dependence(
 
 
 def _means_by_window(windows: pd.DataFrame, kinds: pd.Series[str] | None) -> pd.DataFrame:
-    measured = with_category(with_concordance(with_measures(windows)))
+    of_component = windows[[name for name in windows.columns if name in OF_COMPONENT_0]]  # not every lens's measures
+    measured = with_category(with_concordance(with_measures(of_component)))
     measured = measured.assign(
         position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
     )

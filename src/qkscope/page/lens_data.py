@@ -15,6 +15,7 @@ import pandas as pd
 
 from qkscope.kinds import CHECKPOINTS, NOUNS, StudyKind
 from qkscope.lenses.base import HeadTable, IntervalView, Lens, Measure, View
+from qkscope.lenses.draws import KEY
 from qkscope.lenses.views import Results
 from qkscope.page.arrays import Floats, Grid, Places, column
 from qkscope.page.detail import kept_checkpoints
@@ -224,10 +225,12 @@ def _add_table(
 
 
 def _rows(grid: Grid, table: HeadTable, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of heads that the page has, at most one for each."""
-    places = grid.places(rows if "pc" in rows.columns else rows.assign(pc=grid.components[0]))
+    """A set's columns of the heads that the page has, at most one row for each."""
+    of_set = {*KEY, "pc", *(name for each in table.columns for name in (each.name, each.name + ERROR))}
+    rows = rows[[name for name in rows.columns if name in of_set]]
+    places = grid.places(rows if "pc" in rows.columns else rows[KEY].assign(pc=grid.components[0]))
     known = rows[np.all([place >= 0 for place in places], axis=0)]
-    keys = ["model", "layer", "head", *(["pc"] if "pc" in rows.columns else [])]
+    keys = [*KEY, *(["pc"] if "pc" in rows.columns else [])]
     repeated = known[known.duplicated(keys)]
     if len(repeated):
         first = ", ".join(f"{key} {repeated.iloc[0][key]}" for key in keys)
@@ -248,7 +251,7 @@ class _Placed:
         if "pc" in rows.columns:
             return cls(grid, grid.places(rows), by_component=True)
         flat = Grid(grid.names, (0,), grid.heads)
-        return cls(flat, flat.places(rows.assign(pc=0)), by_component=False)
+        return cls(flat, flat.places(rows[KEY].assign(pc=0)), by_component=False)
 
     def dense(self, values: Floats) -> Floats:
         """A column, with NaN where the table has no row."""

@@ -116,7 +116,8 @@ class StudyResults(Results):
         if here is None or here.empty:
             known = [] if rows is None else sorted({int(each) for each in rows["window"]})
             raise InputError(f"{self.folder} was not measured at a window of {window}{_listed(known)}")
-        return self.own.derived(here.reset_index(drop=True))
+        # Copied into a block per type: pandas is slow, and warns, where each of hundreds of columns is a block.
+        return self.own.derived(here.reset_index(drop=True).copy())
 
     def _known(self, measures: tuple[str, ...]) -> tuple[str, ...] | None:
         for name in measures:
