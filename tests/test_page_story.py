@@ -196,7 +196,7 @@ def test_own_and_common_window_are_in_one_picture(visit, published_page):
         view.scroll_into_view_if_needed()
         view.locator("svg text", has_text="common window").first.wait_for()
         texts = view.locator("svg text").all_text_contents()
-        assert any("(rotary)" in text for text in texts)  # kinds of layers apart by default
+        assert any("(rotary)" in text for text in texts)  # by layer type, by default
         assert any("(NoPE)" in text for text in texts)
         view.locator("svg.surface").focus()
         page.keyboard.press("ArrowRight")
