@@ -523,7 +523,7 @@ def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
         card = body.text_content()
         assert card.startswith("Key Takeaway")  # what to take from it first, the rest is folded
         assert "What This Figure Shows" in card  # of the drawing that it names, whose marks the chart above may lack
-        assert "About all heads on PC0 and the drawing in the figures folder" in card
+        assert "All heads, PC0, as in the figures folder" in card
         assert "\\_" not in card
         page.get_by_role("button", name="Close card").click()
         titles = page.locator(".card-list summary").all_inner_texts()

@@ -183,7 +183,7 @@ def test_what_is_packed_is_what_the_tables_say(tables):
     assert json.loads(json.dumps(known, allow_nan=False)) == known
     lens = known[0]
     assert (lens["name"], lens["title"], lens["question"]) == ("tilt", "Tilted scores", "Which way do scores lean?")
-    assert list(lens["columns"]) == ["tilt", "share", "size", "half lies"]
+    assert list(lens["columns"]) == ["tilt", "share", "size", "half_lies"]
     assert lens["columns"]["tilt"] == {
         "title": "tilt",
         "definition": "How far the score leans towards late keys.",
@@ -374,7 +374,7 @@ def test_the_common_window_shows_its_own_values(visit, report, tables):
     with visit(report, "#window=common&head=1.2") as page:
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (row["tilt"], row["tilt_se"])
         assert "Not measured at this window: half lies." in view_of(page, 4).inner_text()
-        assert hover_cell(page, 4, 1, 2)[1] == "half_lies not measured at this window"
+        assert hover_cell(page, 4, 1, 2)[1] == "half lies not measured at this window"
         page.get_by_role("button", name="native length", exact=True).click()
         own = head(tables["tilt"]["own"], "three", 1, 2)
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (own["tilt"], own["tilt_se"])

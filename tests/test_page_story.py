@@ -139,6 +139,7 @@ def test_filters_stay_inside_the_study_and_say_when_nothing_is_left(visit, publi
 def test_empty_space_drops_no_head(visit, published_page):
     with visit(published_page / "report.html", "#head=4.3") as page:
         chosen = state(page)["head"]
+        page.get_by_role("button", name="Move this panel to the other side").click()
         found = swept(drawn(page, "view-portrait"))
         empty = [(x, y) for x, y, head, _ in found if head is None]
         assert 0 < len(empty) < len(found)

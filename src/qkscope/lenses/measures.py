@@ -39,8 +39,14 @@ COLUMNS = (
         for measure, (words, title) in _WORDS.items()
         for name in ("queries", "keys")
     ),
-    Measure("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None, kind="code",
-            title="best component"),
+    Measure(
+        "best_pc",
+        "The component, of those kept, with the largest absolute r_q.",
+        "",
+        error=None,
+        kind="code",
+        title="best component",
+    ),
     Measure("best_r_q", "The r_q of that component.", "", CORRELATION, "fisher", title="r_q of the best component"),
     Measure(
         "best_is_pc0",

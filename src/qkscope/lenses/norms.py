@@ -38,7 +38,12 @@ COLUMNS = (
         SHARE,
         title="share of the mean in key norm",
     ),
-    Measure("score_mean", "Mean query times mean key: the mean score over all pairs of the window.", "score", title="mean score"),
+    Measure(
+        "score_mean",
+        "Mean query times mean key: the mean score over all pairs of the window.",
+        "score",
+        title="mean score",
+    ),
     Measure(
         "score_std",
         "Standard deviation of the score of a query and a key drawn independently from the window.",
@@ -47,7 +52,12 @@ COLUMNS = (
         title="score spread",
     ),
     Measure(
-        "score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant",
+        "score_scale",
+        "What the model multiplies scores by before softmax.",
+        "",
+        SIZE,
+        error=None,
+        kind="constant",
         title="score scale",
     ),
     Measure(
@@ -92,7 +102,15 @@ COLUMNS = (
         error=None,
         title="largest sampled score",
     ),
-    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None, kind="constant", title="sampled pairs"),
+    Measure(
+        "pairs_sampled",
+        "Pairs among which that is the largest.",
+        "pairs",
+        SIZE,
+        error=None,
+        kind="constant",
+        title="sampled pairs",
+    ),
 )
 
 

@@ -288,12 +288,13 @@ function besideBar(node) {
 // Where a reader acted last: the place of the pointer, or the middle of what has the focus.
 function watchActions() {
   let x = null;
-  document.addEventListener("pointerdown", (event) => (x = event.clientX), { capture: true });
+  const free = (target) => Boolean(target?.closest?.(".bar")); // the drawer never covers the bar
+  document.addEventListener("pointerdown", (event) => (x = free(event.target) ? null : event.clientX), { capture: true });
   document.addEventListener("keydown", () => (x = null), { capture: true });
   return () => {
     if (x !== null) return x;
     const active = document.activeElement;
-    if (!active || active === document.body) return null;
+    if (!active || active === document.body || free(active)) return null;
     const { left, width } = active.getBoundingClientRect();
     return left + width / 2;
   };

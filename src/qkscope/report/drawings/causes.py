@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qkscope.draw import style
-from qkscope.draw.palette import CAUSE_COLOURS
 from qkscope.draw.curves import draw_errors, error_keys
+from qkscope.draw.palette import CAUSE_COLOURS
 from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
     JOINT_WORDS,
