@@ -22,12 +22,8 @@ from qkscope.results.schema import HEADS as HEADS_TABLE
 from qkscope.results.schema import REPLICATES
 from qkscope.tables.from_moments import analyze_files
 
-NO_SUMMARY = {
-    "headline": "",
-    "findings": [],
-    "heads": [],
-    "certainty": "",
-}  # of a page whose first screen is not the point
+# Of a page whose first screen is not the point.
+NO_SUMMARY = {"headline": "", "findings": [], "heads": [], "certainty": ""}
 WIDTH, HEADS, KEYS, GROUPS, SHORT, LONG = 16, 4, 2, 8, 128, 512
 KINDS = ("rotary", "nope", "rotary")  # of the source's layers
 NOISE = 0.02

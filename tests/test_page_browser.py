@@ -228,7 +228,7 @@ def test_the_window_switch_shows_the_common_window(visit, tiny):
         page.get_by_role("button", name="common window", exact=True).click()
         assert_dots_are(page, rows(tiny, "components.csv", model="two", pc=0))
         assert "window=common" in page.url
-        page.get_by_role("button", name="own context", exact=True).click()
+        page.get_by_role("button", name="native length", exact=True).click()
         assert_dots_are(page, rows(tiny, model="two", pc=0))
         assert "window=own" in page.url
         page.get_by_role("button", name="both", exact=True).click()
@@ -444,7 +444,7 @@ def test_files_that_are_saved_faster_than_the_browser_takes_them_all_arrive(visi
         assert len({Path(file.path()).read_bytes() for file in arrived}) == 1
 
 
-@pytest.mark.parametrize(("button", "saved_as"), [("own context", "qk"), ("common window", "qk-common")])
+@pytest.mark.parametrize(("button", "saved_as"), [("native length", "qk"), ("common window", "qk-common")])
 def test_the_csv_equals_the_table(visit, tiny, button, saved_as):
     with visit(tiny / "report.html") as page:
         page.get_by_role("button", name=button, exact=True).click()
@@ -525,7 +525,7 @@ def test_cards_and_provenance_can_be_read_and_copied(visit, tiny):
         card = body.text_content()
         assert card.startswith("Key Takeaway")  # what to take from it first, the rest is folded
         assert "What This Figure Shows" in card  # of the drawing that it names, whose marks the chart above may lack
-        assert "About all heads on PC0 and the drawing in the figures folder" in card
+        assert "All heads, PC0, as in the figures folder" in card
         assert "\\_" not in card
         page.get_by_role("button", name="Close card").click()
         titles = page.locator(".card-list summary").all_inner_texts()
@@ -603,7 +603,7 @@ def test_seeds_are_neither_joined_nor_paired_nor_told_as_training(visit, tmp_pat
     (tmp_path / "provenance.json").write_text(json.dumps(record))
     write_report(tmp_path, figures=False)
     with visit(tmp_path / "report.html", "#head=1.1") as page:
-        assert page.get_by_label("kinds of layers apart").is_checked()
+        assert page.get_by_label("by layer type").is_checked()
         page.locator("#view-signal").scroll_into_view_if_needed()
         page.wait_for_selector("#view-signal svg text")
         text = page.locator("#app").inner_text()

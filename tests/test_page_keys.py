@@ -42,7 +42,7 @@ def test_charts_of_checkpoints_by_keyboard(visit, grown_page):
     reads = {
         "profile": "position ", "score": "mean score ", "waterfall": "RoPE base, ", "windows": "window ",
         "signal": "mean r_q ", "depth-rq": "mean r_q ", "flow": "step-",
-        "score-split": "position of the key ", "plasticity": "plasticity ",
+        "score-split": "key-position share ", "plasticity": "plasticity ",
         "pairs": "plasticity ", "stack": "position-dominated", "concordance": "mean |r_k| ",
     }  # fmt: skip
     with visit(grown_page / "report.html") as page:
@@ -124,10 +124,10 @@ def test_a_head_is_shown_at_both_windows(visit, grown_page):
         for view in ("profile", "score"):
             into(page, view)
             page.locator(f"#view-{view} svg text", has_text="common window, 128 tokens").wait_for()
-            assert page.locator(f"#view-{view} svg text", has_text="own context, 512 tokens").count() == 1
+            assert page.locator(f"#view-{view} svg text", has_text="native context length, 512 tokens").count() == 1
         for chart in ("profile", "map", "kernel", "plasticity"):
             texts = page.locator(f"#head [data-chart={chart}] svg text").all_text_contents()
-            assert {"own context, 512 tokens", "common window, 128 tokens"} <= set(texts), chart
+            assert {"native context length, 512 tokens", "common window, 128 tokens"} <= set(texts), chart
         into(page, "profile")
         for window, key in ((512, "ArrowRight"), (128, "ArrowDown")):  # beside the drawer one is below the other
             page.keyboard.press(key)
@@ -136,7 +136,7 @@ def test_a_head_is_shown_at_both_windows(visit, grown_page):
             told = float(said(page).split("queries ")[1].split(",")[0].replace("−", "-"))
             assert told == pytest.approx(row["q_pc0"], rel=5e-3)
         page.get_by_role("button", name="common window", exact=True).click()
-        page.locator("#view-profile svg text", has_text="own context").wait_for(state="detached")
+        page.locator("#view-profile svg text", has_text="native context length").wait_for(state="detached")
 
 
 def test_by_finger(visit, grown_page):

@@ -185,9 +185,11 @@ def test_what_is_packed_is_what_the_tables_say(tables):
     assert (lens["name"], lens["title"], lens["question"]) == ("tilt", "Tilted scores", "Which way do scores lean?")
     assert list(lens["columns"]) == ["tilt", "share", "size", "half_lies"]
     assert lens["columns"]["tilt"] == {
+        "title": "tilt",
         "definition": "How far the score leans towards late keys.",
         "unit": "per token",
         "limits": [-1.0, 1.0],
+        "color": "",
         "table": "tilt",
         "error": True,
     }
@@ -371,9 +373,9 @@ def test_the_common_window_shows_its_own_values(visit, report, tables):
     row = head(tables["tilt"]["common"], "three", 1, 2)
     with visit(report, "#window=common&head=1.2") as page:
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (row["tilt"], row["tilt_se"])
-        assert "Not measured at this window: half_lies." in view_of(page, 4).inner_text()
-        assert hover_cell(page, 4, 1, 2)[1] == "half_lies not measured at this window"
-        page.get_by_role("button", name="own context", exact=True).click()
+        assert "Not measured at this window: half lies." in view_of(page, 4).inner_text()
+        assert hover_cell(page, 4, 1, 2)[1] == "half lies not measured at this window"
+        page.get_by_role("button", name="native length", exact=True).click()
         own = head(tables["tilt"]["own"], "three", 1, 2)
         assert number_and_error(hover_cell(page, 2, 1, 2)[1], "tilt ") == (own["tilt"], own["tilt_se"])
 
@@ -497,7 +499,7 @@ def test_the_head_panel_lists_every_column(visit, report, tables):
         assert facts.locator("summary").inner_text() == "Tilted scores"
         facts.locator("summary").click()
         facts.locator("dt").first.wait_for()
-        assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "half_lies"]
+        assert facts.locator("dt").all_inner_texts() == ["tilt", "share", "size", "half lies"]
         assert facts.locator("dt").first.get_attribute("title") == "How far the score leans towards late keys."
         tilt, share, size, half = facts.locator("dd").all_inner_texts()
         last = tables["tilt"]["own"].query("model == 'three'")

@@ -1,4 +1,4 @@
-"""Colors of the page: categories differ for every reader on light and dark paper, and causes and parts look as in figures."""
+"""Colors of the page: categories differ for every reader, on light and on dark paper."""
 
 import pytest
 

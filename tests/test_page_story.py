@@ -139,6 +139,7 @@ def test_filters_stay_inside_the_study_and_say_when_nothing_is_left(visit, publi
 def test_empty_space_drops_no_head(visit, published_page):
     with visit(published_page / "report.html", "#head=4.3") as page:
         chosen = state(page)["head"]
+        page.get_by_role("button", name="Move this panel to the other side").click()
         found = swept(drawn(page, "view-portrait"))
         empty = [(x, y) for x, y, head, _ in found if head is None]
         assert 0 < len(empty) < len(found)
@@ -196,7 +197,7 @@ def test_own_and_common_window_are_in_one_picture(visit, published_page):
         view.scroll_into_view_if_needed()
         view.locator("svg text", has_text="common window").first.wait_for()
         texts = view.locator("svg text").all_text_contents()
-        assert any("(rotary)" in text for text in texts)  # kinds of layers apart by default
+        assert any("(rotary)" in text for text in texts)  # by layer type, by default
         assert any("(NoPE)" in text for text in texts)
         view.locator("svg.surface").focus()
         page.keyboard.press("ArrowRight")

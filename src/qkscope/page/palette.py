@@ -1,8 +1,9 @@
-"""The page's own colours: blue and red are queries and keys and nothing else, so categories have others.
+"""The page's own colors: blue and red are queries and keys and nothing else, so categories have others.
 
-Each has a color for light and one for dark paper; on either, `mixed` stands back. Any two of a paper differ by at least `LEAST` (CIEDE2000) for
-readers with typical vision and with protanopia, deuteranopia or tritanopia; a test computes it. Position-dominated heads whose keys run against position
-have a colour of their own. Figures keep the published colours (`lenses/taxonomy/palette.py`).
+Each category has a color for light and one for dark paper; on either, `mixed` stands back. Any two on one paper differ
+by at least `LEAST` (CIEDE2000) for readers with typical vision and with protanopia, deuteranopia or tritanopia; a test
+computes it. Position-dominated heads whose keys track position in reverse have a color of their own. Parts and causes
+have the colors of the figures (`Measure.color`, `draw/palette.py`).
 """
 
 from qkscope.lenses.categories import (

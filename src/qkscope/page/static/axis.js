@@ -6,16 +6,17 @@ import { textWidth } from "./pen.js";
 
 export const LABEL = 11.5;
 const SLANT = 40; // degrees, for labels that do not fit side by side
+const BOLD = 650; // of the label of the checkpoint on the slider
 const TALLEST = 110; // pixels below the axis that labels may take
 
 export function scale([from, to], [low, high]) {
   return (value) => low + ((value - from) / (to - from)) * (high - low);
 }
 
-// A label in so many pixels: its middle gives way.
+// A label in so many pixels, also where it is set in bold: its middle gives way.
 function fitted(label, room) {
   let letters = Math.min(24, Array.from(label).length);
-  while (letters > 3 && textWidth(shorten(label, letters), LABEL) > room) letters -= 1;
+  while (letters > 3 && textWidth(shorten(label, letters), LABEL, BOLD) > room) letters -= 1;
   return shorten(label, letters);
 }
 
@@ -25,11 +26,11 @@ export function layLabels(labels, step, left = 40) {
   const whole = labels.map((label) => shorten(label, 24));
   if (Math.max(0, ...whole.map((text) => textWidth(text, LABEL))) + 10 <= step) return { texts: whole, slanted: false, stride: 1, height: 22 };
   const slope = (SLANT * Math.PI) / 180;
-  const below = (TALLEST - 24) / Math.sin(slope);
-  const texts = labels.map((label, i) => fitted(label, Math.min(below, (left + (i + 0.5) * step) / Math.cos(slope))));
-  const widest = Math.max(0, ...texts.map((text) => textWidth(text, LABEL)));
+  const below = (TALLEST - 26) / Math.sin(slope);
+  const texts = labels.map((label, i) => fitted(label, Math.min(below, (left + (i + 0.5) * step - LABEL) / Math.cos(slope))));
+  const widest = Math.max(0, ...texts.map((text) => textWidth(text, LABEL, BOLD)));
   const stride = Math.max(1, Math.ceil((LABEL * 1.25) / Math.sin(slope) / step));
-  return { texts, slanted: true, stride, height: 16 + Math.sin(slope) * widest + 8 };
+  return { texts, slanted: true, stride, height: 16 + Math.sin(slope) * widest + 10 };
 }
 
 function isLabelled(i, n, stride) {
@@ -93,7 +94,7 @@ export function checkpointAxis(g, frame, checkpoints, layout, ordinal = false) {
   checkpoints.forEach((c, i) => {
     if (places.numbers || !isLabelled(i, n, layout.stride)) return;
     const current = c === app.store.state.checkpoint;
-    const style = { size: LABEL, fill: current ? theme.ink : theme.muted, weight: current ? 650 : 400 };
+    const style = { size: LABEL, fill: current ? theme.ink : theme.muted, weight: current ? BOLD : 400 };
     if (layout.slanted) pen.text(layout.texts[i], x(i) + 4, frame.bottom + 16, { ...style, anchor: "end", rotate: -SLANT });
     else pen.text(layout.texts[i], x(i), frame.bottom + 17, { ...style, anchor: "middle" });
   });

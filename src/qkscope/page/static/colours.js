@@ -5,7 +5,7 @@ const LIGHT = {
   dark: false, paper: "#ffffff", ink: "#1f2937", muted: "#5f6875", line: "#9ca3af", faint: "#e2e5ea", hatch: "#c8cdd5", zone: 0.09, edge: "#ffffff", part: null,
 };
 const DARK = {
-  dark: true, paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.2, edge: "#aeb7c3", part: "#8d99aa", // the first colour of parts is for light paper
+  dark: true, paper: "#161b22", ink: "#e6e9ee", muted: "#a3adba", line: "#6b7684", faint: "#2c343f", hatch: "#4a5461", zone: 0.15, edge: "#aeb7c3", part: "#8d99aa", // the first colour of parts is for light paper
 };
 
 export function colours(dark) {

@@ -271,15 +271,30 @@ function placeDrawer(node, at) {
   node.classList.toggle("left", at !== null && at > window.innerWidth - width && at > width);
 }
 
+// The drawer takes the room below the bar, or above it where that is more: the controls of all views stay free.
+function besideBar(node) {
+  const fit = () => {
+    const { top, bottom } = document.querySelector(".bar").getBoundingClientRect();
+    const high = window.innerHeight;
+    const seen = bottom > 0 && top < high;
+    const above = top > high - bottom;
+    node.style.setProperty("--drawer-top", `${seen && !above ? bottom : 0}px`);
+    node.style.setProperty("--drawer-bottom", `${seen && above ? high - top : 0}px`);
+  };
+  for (const event of ["scroll", "resize"]) window.addEventListener(event, () => node.hidden || fit(), { passive: true });
+  return fit;
+}
+
 // Where a reader acted last: the place of the pointer, or the middle of what has the focus.
 function watchActions() {
   let x = null;
-  document.addEventListener("pointerdown", (event) => (x = event.clientX), { capture: true });
+  const free = (target) => Boolean(target?.closest?.(".bar")); // the drawer never covers the bar
+  document.addEventListener("pointerdown", (event) => (x = free(event.target) ? null : event.clientX), { capture: true });
   document.addEventListener("keydown", () => (x = null), { capture: true });
   return () => {
     if (x !== null) return x;
     const active = document.activeElement;
-    if (!active || active === document.body) return null;
+    if (!active || active === document.body || free(active)) return null;
     const { left, width } = active.getBoundingClientRect();
     return left + width / 2;
   };
@@ -291,12 +306,13 @@ export function headDrawer(app) {
   const top = header(app, () => node);
   const body = element("div", { class: "drawer-body", tabindex: "0", role: "region", "aria-label": "About this head" });
   const node = element("aside", { class: "drawer", id: "head", "aria-labelledby": "title-head", hidden: true }, top.node, body);
-  const lastAction = watchActions();
+  const [lastAction, fit] = [watchActions(), besideBar(node)];
   let [details, opener, asked] = [null, null, false];
   const draw = () => {
     const { head } = store.state;
     node.hidden = head === null;
     if (head === null) return;
+    if (node.isConnected) fit();
     top.update();
     fill(app, body, head, details);
     if (!asked) {
@@ -316,6 +332,7 @@ export function headDrawer(app) {
       if (opens) {
         body.scrollTop = 0;
         node.hidden = false;
+        fit();
         placeDrawer(node, lastAction());
       }
     }

@@ -188,6 +188,7 @@ function build(app) {
     element("footer", {}, `Made by qkscope ${data.about.version}. One file of ${size(data.fileBytes)}, ${whole(data.about.data.rows)} rows, no network.`),
   );
   watchBar(controls);
+  window.dispatchEvent(new Event("resize")); // the drawer of a linked head finds its place
 }
 
 function tellProblems(app, problems) {
