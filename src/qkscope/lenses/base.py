@@ -295,17 +295,6 @@ class OwnView:
 
 
 @dataclass(frozen=True)
-class Cause:
-    """A finding for the first screen of the page: what made the change from the first entry to the last."""
-
-    text: str
-    badge: tuple[str, str]  # a plain word for its colour, and what it says
-    parts: Mapping[str, tuple[float, float]]  # of the change: value and error
-    change: tuple[float, float]
-    clause: str = ""  # the largest part in words that the verdict can take in; empty where none can be named
-
-
-@dataclass(frozen=True)
 class Lens:
     """One analysis."""
 
@@ -323,8 +312,6 @@ class Lens:
     intervals: tuple[IntervalView, ...] = ()
     details: tuple[Detail, ...] = ()
     own_views: tuple[OwnView, ...] = ()
-    # For the first screen of the page; where several lenses know a cause, the first one's is told.
-    cause: Callable[[Results], Cause | None] | None = None
     # What a change from one entry to another is made of, by measure and layer type: see `long_tables.ATTRIBUTION`.
     attribution: Callable[[WindowView, str, str], Mapping[tuple[str, str], Mapping[str, float]]] | None = None
     examples: Callable[[WindowView], Sequence[Mapping[str, Any]]] | None = None  # single heads, as the page draws them

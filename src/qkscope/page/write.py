@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
 from qkscope.lenses.signs import CONCORDANCE
 from qkscope.lenses.views import Results
-from qkscope.page.answer import answer, examples
 from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble
 from qkscope.page.detail import add_details
@@ -31,7 +30,7 @@ from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import drop_page_cache
 from qkscope.results.read import Entry, ResultsFolder
 from qkscope.stats import significance
-from qkscope.words.blocks import AnyBlock, page_runs, to_page
+from qkscope.words.blocks import AnyBlock, to_page
 
 FORMAT = 2
 # Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before the checkpoint.
@@ -46,8 +45,8 @@ class PageCard:
     blocks: Sequence[AnyBlock]
 
 
-def page_html(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> str:
-    """The page as text; `lead` are the openings of the cards' takeaways."""
+def page_html(tables: Results, summary: Mapping[str, Any], cards: Sequence[PageCard], out: Path | None = None) -> str:
+    """The page as text; `summary` is what the first screen states."""
     results = tables.files
     pack, later = Pack(), Pack()
     data = add_tables(pack, results)
@@ -64,9 +63,8 @@ def page_html(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], o
         **_study(results, tables),
         **_legend(),
         "enough": add_windows(pack, grid, tables.own, data["windows"]),
-        "answer": {**answer(tables), "examples": examples(tables.own)},
+        "summary": {**summary, "examples": _examples(tables)},
         "facts": facts(results),
-        "lead": [page_runs(text) for text in lead],
         "cards": [{"figure": c.figure, "title": card_title(c)} for c in cards],
         "commands": _commands(results, out),
         "data": data,
@@ -86,6 +84,11 @@ def page_html(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], o
     about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
     return assemble(about, pack.text(), later.text())
+
+
+def _examples(tables: Results) -> list[Mapping[str, Any]]:
+    """Single heads that show how to read the numbers."""
+    return [each for lens in registered() if lens.examples is not None for each in lens.examples(tables.own)]
 
 
 def _own_views(tables: Results, taken: Sequence[str]) -> dict[str, Any]:
@@ -139,10 +142,10 @@ def card_title(card: PageCard) -> str:
     return card.figure if first is None else "".join(text for _, text in first["runs"])
 
 
-def write_page(tables: Results, lead: Sequence[str], cards: Sequence[PageCard], out: Path | None = None) -> Path:
+def write_page(tables: Results, summary: Mapping[str, Any], cards: Sequence[PageCard], out: Path | None = None) -> Path:
     """Write `report.html` into the results folder, or into another."""
     path = results_file(out or tables.files.writable_folder, REPORT_HTML)
-    write_text(path, page_html(tables, lead, cards, out))
+    write_text(path, page_html(tables, summary, cards, out))
     return path
 
 

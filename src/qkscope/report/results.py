@@ -95,13 +95,13 @@ class StudyResults(Results):
     def page(self, out: Path | str | None = None) -> Path:
         """Write the interactive page, `report.html`, into the results folder or into `out`; returns where it is."""
         from qkscope.page.write import write_page
-        from qkscope.report.lead import lead
+        from qkscope.report.summary import summarize
         from qkscope.report.write import page_cards
 
         if out is None and (self.temporary is not None or self.files.folder != self.files.source):
             out = Path.cwd()
         place = None if out is None else as_path(out, "out")
-        return write_page(self, lead(self), page_cards(self), place)
+        return write_page(self, summarize(self).to_page(), page_cards(self), place)
 
     @property
     def figures(self) -> list[str]:

@@ -11,7 +11,8 @@ import itertools
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,6 +102,28 @@ class StudySummary:
             parts += ["Start with these heads", *(f"  L{h.layer} H{h.head}: {h.reason}" for h in self.heads)]
         return "\n".join([*parts, "How certain is this?", *textwrap.wrap(self.certainty, WIDTH, initial_indent="  ",
                                                                       subsequent_indent="  ")])  # fmt: skip
+
+    def to_page(self) -> dict[str, Any]:
+        """The same as plain values for the page; numbers that do not exist are None."""
+        return {
+            "headline": self.headline,
+            "findings": [_finding_for_page(finding) for finding in self.findings],
+            "heads": [asdict(head) for head in self.heads],
+            "certainty": self.certainty,
+        }
+
+
+def _finding_for_page(finding: Answer) -> dict[str, Any]:
+    lines = [{**asdict(line), "means": _plain(line.means), "errors": _plain(line.errors)} for line in finding.lines]
+    bars = [
+        {"label": bar.label, **dict(zip(("value", "error"), _plain((bar.value, bar.error)), strict=True))}
+        for bar in finding.bars
+    ]
+    return {**asdict(finding), "lines": lines, "bars": bars}
+
+
+def _plain(values: Sequence[float]) -> list[float | None]:
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
 def summarize(tables: Results) -> StudySummary:
@@ -218,14 +241,20 @@ class _Story:
         base = self._cause("joint") or self._cause("base")
         weights = self._cause("joint_weights") or self._cause("weights")
         if base is not None and weights is not None and base.value < 0 < weights.value:
-            outcome = "recovers only part" if change.direction < 0 else "more than makes up for it"
-            if change.direction == 0:
-                outcome = "recovers it"
-            return f"; the larger RoPE base then weakens it, and training {outcome}"
+            outcome = {-1: "recovers only part", 0: "recovers it", 1: "more than makes up for it"}[change.direction]
+            return f"; the {self._base_words()} then weakens it, and training {outcome}"
         if change.outcome is Significance.UNKNOWN:
             return ""
         verb = {1: "strengthens it", -1: "weakens it", 0: "leaves it unchanged"}[change.direction]
         return f"; long-context training {verb} at equal length"
+
+    def _base_words(self) -> str:
+        """`larger RoPE base`, as the step's bases say."""
+        row = self._attribution()
+        before, after = (math.nan, math.nan) if row is None else (float(row["from_base"]), float(row["to_base"]))
+        if not math.isfinite(before + after) or before == after:
+            return "longer context with its RoPE base"
+        return "larger RoPE base" if after > before else "smaller RoPE base"
 
     def _cause(self, name: str) -> Bar | None:
         """One cause of the change from the end of pretraining to the last checkpoint; None if not significant."""
@@ -354,7 +383,7 @@ class _Story:
         if until != self.end:
             later = self.mean(at, "r_q", self.end)
             sentences[0] = f"{sentences[0][:-1]}, and is {number(later)} at {self.label(self.end)}."
-        bars = tuple(bar for _, bar in self._causes())
+        bars = tuple(bar for _, bar in self._causes() if bar.value or math.isfinite(bar.error))
         if bars:
             causes = ", ".join(f"{bar.label} {plus_minus(bar.value, bar.error, signed=True)}" for bar in bars)
             step = f" of the step to {self.label(until)}" if until != self.end else ""
@@ -379,7 +408,9 @@ class _Story:
         if row is None:
             return []
         return [
-            (name, Bar(words, float(row[name]), float(row[error_name(name)]))) for name, words in causes_of(row).items()
+            (name, Bar(words, float(row[name]), float(row[error_name(name)])))
+            for name, words in causes_of(row).items()
+            if row[name] != 0.0  # a cause that the two checkpoints have in common
         ]
 
     def _is_sure(self, cause: str) -> bool:

@@ -8,7 +8,7 @@ from qkscope.page.write import PageCard, write_page
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import catalogue, drawable
 from qkscope.report.claims import claims_page
-from qkscope.report.lead import lead
+from qkscope.report.summary import summarize
 from qkscope.report.tables import write_long_tables
 from qkscope.results.folder import CLAIMS_MD, results_file
 from qkscope.results.read import load_results
@@ -39,7 +39,7 @@ def write_report(
 
         written += write_figures(tables, place)
     if page:
-        written.append(write_page(tables, lead(tables), page_cards(tables), out))
+        written.append(write_page(tables, summarize(tables).to_page(), page_cards(tables), out))
     return written
 
 

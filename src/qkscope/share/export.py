@@ -38,7 +38,7 @@ from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import write_page
 from qkscope.report.cards import figure_card
 from qkscope.report.catalogue import drawable, folder_name
-from qkscope.report.lead import lead
+from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards
 from qkscope.results.archive import is_archive
 from qkscope.results.folder import (
@@ -121,7 +121,7 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
     except TableError as error:  # what is wrong with the export is wrong with the results folder
         raise TableError(str(error).replace(str(place), str(folder))) from None
     write_tables(tables, place)
-    write_page(tables, lead(tables), page_cards(tables))
+    write_page(tables, summarize(tables).to_page(), page_cards(tables))
     if not _write_figures(tables, folder, place):
         report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
     shared = [SharedTable(name) for name in _tables_in(place)]

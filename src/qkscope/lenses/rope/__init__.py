@@ -3,7 +3,6 @@
 from qkscope.lenses.base import Detail, Figure, Lens, OwnView, View
 from qkscope.lenses.charts import Drawing, HeadScatter
 from qkscope.lenses.rope import kernel, planes, table
-from qkscope.lenses.rope.cause import cause_of_change
 from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
 from qkscope.lenses.rope.split_table import SPLITS
 from qkscope.lenses.rope.steps import attribution
@@ -58,6 +57,5 @@ LENS = Lens(
     ),
     details=(Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),),
     own_views=(OwnView("split", waterfall),),
-    cause=cause_of_change,
     attribution=attribution,
 )  # fmt: skip

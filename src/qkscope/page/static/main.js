@@ -18,7 +18,7 @@ import { headDrawer, startChips } from "./drawer.js";
 import { headMap } from "./map.js";
 import { headSentence, oneHeadViews } from "./onehead.js";
 import { headTable, tablePanel } from "./tables.js";
-import { hero } from "./answer.js";
+import { firstScreen, howToRead, takeaway } from "./first_screen.js";
 import { countUndefined, lensParts } from "./lenses.js";
 import { loadData } from "./data.js";
 import { matterViews } from "./matter.js";
@@ -130,8 +130,8 @@ function isItReal(app, parts) {
     const spec = scatterSpec(app, { columns, title, diagonal: true });
     return new View(app, { ...spec, id, title, about, card, note: () => keptWords(app) || spec.note(countUndefined(app, columns)), uses: ["checkpoint", "component", "choice", "layers", "hidden", "brush", "theme", ...spec.uses] });
   };
-  parts.rope = scatter("rope", "Measured against the rotated-mean prediction", ["r_q_rope", "r_q"], "Across: r_q that RoPE makes of the mean query and key at rest. On the dashed line nothing else is needed.", "rope_alone");
-  parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line another component follows position more closely than PC0.", "measures");
+  parts.rope = scatter("rope", "Measured r_q against the rotated-mean prediction", ["r_q_rope", "r_q"], "Across: r_q predicted from the head’s mean query and key before RoPE and the rotation. Heads on the dashed line need nothing else.", "rope_alone");
+  parts.best = scatter("best", "PC0 against the best component", ["r_q", "best_r_q"], "Above the dashed line, another component tracks position more closely than PC0.", "measures");
   parts.decode = scatter("decode", "PC0 against the measure without a component", ["r_q", "decode_q"], "Up: the share of the variance of position that can be read out of whole queries.", "measures");
 }
 
@@ -148,17 +148,21 @@ function makeViews(app) {
   return parts;
 }
 
+// The questions of the first screen, in its words (report/summary.py): their sections open with its sentences.
+const [WHICH, WHEN, LONG, MATTERS] = ["Which heads encode position?", "When did they learn it?", "What did long-context training change?", "Does it matter?"];
+
 function sectionsOf(app, v) {
   const { data } = app;
   const { noun } = data;
-  const real = [pair(v.waterfall, v.rope), pair(v.windows, v.best)].filter(Boolean);
+  const causes = [pair(v.waterfall, v.rope), pair(v.windows, v.best)].filter(Boolean);
   const matter = [pair(v.scoreSplit, v.ablation), pair(v.plasticity, v.pairs)].filter(Boolean);
+  const hasOne = v.profile || v.scoreMap;
   return [
-    v.profile || v.scoreMap ? section("one", "What does one head do?", null, headSentence(app), pair(v.profile, v.scoreMap), startChips(app)) : null,
-    section("explore", "Which heads follow position?", `Move through the ${noun}s with the slider; every view follows. Position-dominated: queries and keys both follow position closely. Q- or K-positional: only one does. Content-focused: neither.`, filters(app), legend(app), element("div", { class: "explore" }, v.map.node, v.portrait.node), v.profile || v.scoreMap ? null : startChips(app)),
-    section("training", data.oneRun ? "What changes over training?" : `How do the ${noun}s differ?`, null, v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, what mean r_k is made of, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
-    real.length ? section("real", "Is it real, or the window and RoPE?", null, ...real, folded("More: a measure that needs no component", pair(v.decode))) : null,
-    matter.length ? section("matter", "Does it matter to the model?", null, ...matter) : null,
+    section("explore", WHICH, takeaway(app, WHICH) ?? "", element("p", { class: "intro" }, `Move through the ${noun}s with the slider; every view follows. Position-dominated: queries and keys both track position closely. Q- or K-positional: only one does. Content-focused: neither.`), filters(app), legend(app), element("div", { class: "explore" }, v.map.node, v.portrait.node), hasOne ? null : startChips(app)),
+    section("training", data.oneRun ? WHEN : `How do the ${noun}s differ?`, takeaway(app, WHEN), v.signal.node, pair(v.rq, v.rk), v.flow ? pair(v.flow) : null, folded("More: categories, components of mean r_k, explained variance", pair(v.stack, v.concordance), pair(v.variance))),
+    causes.length ? section("real", takeaway(app, LONG) ? LONG : "Context length, RoPE base, or weights?", takeaway(app, LONG), ...causes, folded("More: a measure that needs no component", pair(v.decode))) : null,
+    matter.length ? section("matter", MATTERS, takeaway(app, MATTERS), ...matter) : null,
+    hasOne ? section("one", "What does one head do?", null, howToRead(app), headSentence(app), pair(v.profile, v.scoreMap), startChips(app)) : section("one", "How are single heads read?", null, howToRead(app)),
     v.compare ? section("compare", data.oneRun ? `What differs between two ${noun}s?` : `The ${noun}s side by side`, null, v.compare.node, pair({ node: v.compare.measures }, v.difference)) : null,
     section("table", "What are the numbers?", null, tablePanel(app), ...lensParts(app), element("h3", { id: "cards" }, "Cards"), element("p", { class: "intro" }, "What each figure of the figures folder shows, computed from this study."), app.cards.index(), element("h3", { id: "provenance" }, "Where this comes from"), provenancePanel(app)),
   ].filter(Boolean);
@@ -175,7 +179,7 @@ function build(app) {
   const controls = bar(app);
   document.getElementById("app").replaceChildren(
     button("Skip to the heads", () => goTo("explore"), { class: "skip" }),
-    hero(app),
+    firstScreen(app),
     contents(sections),
     controls,
     element("main", {}, ...sections),
@@ -186,7 +190,7 @@ function build(app) {
 }
 
 function tellProblems(app, problems) {
-  if (problems.length) app.announce(`This link names what is not in this study: ${problems.join(", ")}`, true);
+  if (problems.length) app.announce(`This link points to something that is not in this study: ${problems.join(", ")}`, true);
 }
 
 // Writes the state into the address. While the slider moves once it has stopped: browsers take long for it, and stop
