@@ -183,18 +183,22 @@ def compare(options: argparse.Namespace) -> int:
 def draw_report(
     folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None, verbose: bool = False
 ) -> None:
-    """Figures, cards, tables and page of a results folder; says where they are."""
+    """Figures, cards, tables and page of a results folder; prints where they are and the summary."""
     from qkscope.report.write import write_report
 
     doing = "drawing figures" if figures else "writing the page" if page else "writing tables"
     print(f"{doing} ...", file=sys.stderr, flush=True)
-    written = write_report(folder, figures=figures, page=page, out=out)
+    summary: list[str] = []
+    show = summary.append if figures or page else None
+    written = write_report(folder, figures=figures, page=page, out=out, show_summary=show)
     if figures:
         _print_figures(out or folder, written, verbose)
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
     if not figures and not page:
         print(f"tables: {tables_folder(out or folder)}/")
+    for text in summary:
+        print("", *map(visible_line, text.splitlines()), sep="\n")
 
 
 def _print_figures(folder: Path, written: list[Path], verbose: bool) -> None:

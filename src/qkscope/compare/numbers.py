@@ -48,7 +48,7 @@ class Number:
         """The number by checkpoint."""
         rows = self.heads(heads)
         values = rows[self.column].abs() if self.magnitude else rows[self.column].astype(float)
-        # Unsorted groups are summed in another order; means of component 0 agree with trajectory.csv to the last digit.
+        # Unsorted groups are summed in another order; means of component 0 agree with means.csv to the last digit.
         groups = values.groupby(rows["model"], sort=self.depth_bin is not None or self.column not in MEASURES)
         if self.statistic in _QUARTILES:
             return groups.quantile(_QUARTILES[self.statistic][0])
@@ -86,7 +86,7 @@ def _by_depth(column: str) -> tuple[Number, ...]:
 
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
-    """The mean over heads of a column of `rotated.csv`, and its quartiles; `cell` ends in _abs for absolute values."""
+    """A measure's mean and quartiles over heads; `cell` ends in _abs for absolute values."""
     magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
     numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
     for statistic, (_, which) in _QUARTILES.items() if quartiles else ():
@@ -110,7 +110,7 @@ ROTATION = NumberTable(
     "means and quartiles along the drift axis",
     tuple(sorted(_ALONG_AXIS, key=lambda number: number.statistic != "mean")),  # the means first
     "panel",
-    "these results have no rotated.csv, which qkscope analyze writes",
+    "these results lack measures of the drift axis; `qkscope analyze RESULTS` adds them",
 )
 PLASTICITY = NumberTable(
     "plasticity",
@@ -125,7 +125,7 @@ PLASTICITY = NumberTable(
         )
     ),
     "heads",
-    f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form of plasticity.csv is another estimator; "
+    f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form in heads.csv is another estimator; "
     "keep vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)",
 )
 TABLES = (

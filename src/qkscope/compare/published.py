@@ -61,7 +61,7 @@ def compare_folder_with_published(
 def _read_sampled_plasticity(results: ResultsFolder) -> pd.DataFrame | None:
     """The heads' rows by the published protocol at native contexts; None where no pairs were drawn.
 
-    The closed form of `plasticity.csv` is another estimator, and is not comparable with published numbers.
+    The closed form in `heads.csv` is another estimator, and is not comparable with published numbers.
     """
     key = ("model", "layer", "head", "window", "estimator")
     texts = ("model", "estimator", "rotary", "attention", "errors")

@@ -1,5 +1,6 @@
 """The report of a results folder: tables, figures with a card next to each, claims, and the interactive page."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from qkscope.files import require_writable, write_text
@@ -17,12 +18,18 @@ from qkscope.words.blocks import to_markdown
 
 
 def write_report(
-    results_folder: Path | str, *, figures: bool = True, page: bool = True, out: Path | None = None
+    results_folder: Path | str,
+    *,
+    figures: bool = True,
+    page: bool = True,
+    out: Path | None = None,
+    show_summary: Callable[[str], None] | None = None,
 ) -> list[Path]:
     """Write `tables/*.csv`, `figures/<folder>/` (picture, vector picture, card), `claims.md` and `report.html`.
 
-    Returns what was written. `out` is another folder to write to, where the results are to stay as they are. Raises
-    TableError when the folder has no usable `qk.csv`. Running it again gives the same files.
+    Returns what was written. `out` is another folder to write to, where the results are to stay as they are;
+    `show_summary` is called with the summary. Raises TableError when the folder has no usable `qk.csv`. Running it
+    again gives the same files.
     """
     tables = build_tables(load_results(Path(results_folder)))
     place = out or tables.files.writable_folder
@@ -38,8 +45,12 @@ def write_report(
         from qkscope.report.figures import write_figures  # matplotlib, only when something is drawn
 
         written += write_figures(tables, place)
-    if page:
-        written.append(write_page(tables, summarize(tables).to_page(), page_cards(tables), out))
+    if page or show_summary:
+        summary = summarize(tables)
+        if page:
+            written.append(write_page(tables, summary.to_page(), page_cards(tables), out))
+        if show_summary:
+            show_summary(str(summary))
     return written
 
 
