@@ -72,7 +72,7 @@ def add_ablate(commands: Any) -> None:
         "--heads", nargs="+", default=[], metavar="HEAD", help="L5H3, a category, or all (default: all)"
     )
     parser.add_argument("--top", type=int, metavar="N", help="the N heads with the largest absolute value of --by")
-    parser.add_argument("--by", default="r_q", metavar="COLUMN", help="a column of tables/heads.csv (default: r_q)")
+    parser.add_argument("--by", default="r_q", metavar="COLUMN", help="a column of heads.csv (default: r_q)")
     parser.add_argument(
         "--together", action="store_true", help="edit the chosen heads as one group, and compare with controls"
     )

@@ -18,7 +18,7 @@ in the same table; for scores at several lengths, so is length.
 EXAMPLES = """\
 examples:
   qkscope join results/models --scores scores.csv
-  qkscope join results/models --scores scores.csv --measure r_q --measure plasticity.ap --models models.csv
+  qkscope join results/models --scores scores.csv --measure r_q --measure ap --models models.csv
   qkscope join published:models --scores published:longbench-pro --measure ap_drop --out join
 """
 AMONG = """\
@@ -44,7 +44,7 @@ def add_join(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--measure", action="append", default=[], metavar="NAME",
-        help="a column of heads, such as r_q or plasticity.ap; may be repeated (default: eight, one per question)",
+        help="a column of heads, such as r_q or ap; may be repeated (default: eight, one per question)",
     )  # fmt: skip
     parser.add_argument(
         "--models", metavar="FILE", help="a CSV file with model, family and parameters, if the study does not have them"
