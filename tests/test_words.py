@@ -21,10 +21,11 @@ from qkscope.lenses.registry import registered
 from qkscope.lenses.rope.extrapolate import COLUMNS, KERNEL_COLUMNS
 from qkscope.results import folder
 from qkscope.results.schema import HEADS_CSV, IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.study.schema import Checkpoint, Documents, Series, Study
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(qkscope.__file__).parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 RESULTS, COLUMNS_PAGE = ROOT / "docs/results.md", ROOT / "docs/columns.md"
 START = "<!-- measures: `python tests/test_words.py --write` -->\n"
 
@@ -304,6 +305,12 @@ def test_every_file_of_a_results_folder_is_in_the_docs():
     page = text(RESULTS)
     assert {file for file in folder.FILES if not file.startswith(".") and file not in page} == set()
     assert {column for column in (*COLUMNS, *KERNEL_COLUMNS) if f"`{column}`" not in page} == set()  # of predictions
+
+
+def test_every_key_of_a_study_is_in_the_docs():
+    page = text(ROOT / "docs/study-files.md")
+    keys = {key for model in (Study, Checkpoint, Series, Documents) for key in model.model_fields}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
 def test_every_room_has_its_line_in_the_architecture():
