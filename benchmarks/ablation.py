@@ -97,34 +97,32 @@ def groups_lines(at: WindowView) -> list[str]:
     every = table[table["outcome"] == "all"]
     first = every.iloc[0]
     lines = [
-        f"**{CHOSEN} heads ({int(first['heads'])} of {len(at.heads)}) together, against {int(first['draws'])} draws of "
-        f"as many other heads in each layer**, {int(first['documents'])} documents of {PARTS['groups'].tokens} tokens. "
-        "Rise of the loss, nats per token:",
+        f"**{CHOSEN} heads together** ({int(first['heads'])} of {len(at.heads)}), against {int(first['draws'])} draws "
+        f"of as many other heads per layer; {int(first['documents'])} documents of {PARTS['groups'].tokens} tokens. "
+        "Loss increase in nats per token:",
         "",
-        "| edit | position-dominated | random heads | difference | 95 % interval | draws below | on repeated tokens | "
-        "on new tokens |",
-        "|---|---|---|---|---|---|---|---|",
+        "| edit | position-dominated | random heads | difference | 95% interval | on repeated tokens | on new tokens |",
+        "|---|---|---|---|---|---|---|",
     ]
     for _, row in every.iterrows():
         parts = table[(table["edit"] == row["edit"]) & (table["group"] == row["group"])].set_index("outcome")
         apart = [parts.loc[name, ["excess", "excess_se"]] for name in ("repeated", "new")]
-        other = [f"{excess:+.3f} ± {error:.3f}" for excess, error in apart]
+        other = [f"{excess:+.2f} ± {error:.2f}" for excess, error in apart]
         cells = [
-            f"`{row['edit']}`", f"{row['chosen']:+.4f}", f"{row['controls']:+.4f}",
-            f"{row['excess']:+.4f} ± {row['excess_se']:.4f}", interval(row["low"], row["high"], 3),
-            f"{int(row['exceeds'])} of {int(row['draws'])}", *other,
+            f"`{row['edit']}`", f"{row['chosen']:+.3f}", f"{row['controls']:+.3f}",
+            f"{row['excess']:+.3f} ± {row['excess_se']:.3f}", interval(row["low"], row["high"], 2), *other,
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |".replace("-", "−").replace("position−", "position-"))
     return [*lines, "", verdict(every[every["edit"] != "nothing"]), ""]
 
 
 def heads_lines(at: WindowView) -> list[str]:
-    """Which measure goes with what a head's edit costs."""
+    """Which measure correlates with what a head's edit costs."""
     heads, course = at.heads, at.table(COURSE_FILE).set_index("edit")
     edits = [edit for edit in EDITS if edit in course.index]
     lines = [
-        f"**Heads by themselves** (three of each layer, drawn at random), {PARTS['kernel'].documents} documents of "
-        f"{PARTS['kernel'].tokens} tokens. Rank correlation over heads with the rise of the loss (95 % interval):",
+        f"**Single heads** (three random ones per layer), {PARTS['kernel'].documents} documents of "
+        f"{PARTS['kernel'].tokens} tokens. Rank correlation over heads with the loss increase (95% interval):",
         "",
     ]
     lines += [f"| measure | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
@@ -141,46 +139,46 @@ def heads_lines(at: WindowView) -> list[str]:
         top = heads.loc[loss.idxmax()]
         lines += [
             "",
-            f"`{edit}`: mean over {int(row['heads'])} heads {row['mean']:+.5f} ± {row['mean_se']:.5f} nats per token. "
-            f"The largest: L{int(top['layer'])}H{int(top['head'])}, "
-            f"{top[f'loss_{edit}']:+.4f} ± {top[f'loss_{edit}_se']:.4f}. {best_sentence(ranks[ranks['edit'] == edit])}",
+            f"`{edit}`: mean over {int(row['heads'])} heads {row['mean']:+.4f} ± {row['mean_se']:.4f} nats per token; "
+            f"largest L{int(top['layer'])}H{int(top['head'])}, "
+            f"{top[f'loss_{edit}']:+.3f} ± {top[f'loss_{edit}_se']:.3f}. {best_sentence(ranks[ranks['edit'] == edit])}",
         ]
-    note = "`kernel_spread` is the size of what the edit `kernel` takes away, so it is close to it by definition."
+    note = "`kernel_spread` measures what `kernel` removes, so a correlation is expected."
     return [*lines, "", note, "", *by_category(heads, edits), ""]
 
 
 def by_category(heads: pd.DataFrame, edits: list[str]) -> list[str]:
     """Mean cost of a single head, by category; heads are the sample here."""
-    lines = ["Mean over the heads of a category, ± its standard error over heads (number of heads):", ""]
+    lines = ["Mean per category, ± standard error over heads (number of heads):", ""]
     lines += [f"| category | {' | '.join(f'`{edit}`' for edit in edits)} |", f"|---|{'---|' * len(edits)}"]
     for name, rows in heads.groupby("category"):
         cells = []
         for edit in edits:
             loss = rows[f"loss_{edit}"].dropna()
-            error = f" ± {loss.std() / np.sqrt(len(loss)):.5f}" if len(loss) > 1 else ", no error"
-            cells.append(f"{loss.mean():+.5f}{error} ({len(loss)})")
+            error = f" ± {loss.std() / np.sqrt(len(loss)):.3f}" if len(loss) > 1 else ", no error"
+            cells.append(f"{loss.mean():+.3f}{error} ({len(loss)})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
 def best_sentence(ranks: pd.DataFrame) -> str:
-    """The measure that goes with the loss most, if any does beyond its interval, and which others it exceeds."""
+    """The measure that correlates most with the loss, if any does significantly, and which others it exceeds."""
     if ranks.empty:
         return ""
     best = ranks.iloc[int(ranks["rho"].abs().argmax())]
     name = STRENGTHS[str(best["strength"])]
     if ((ranks["low"] <= 0.0) & (ranks["high"] >= 0.0)).all():
-        return "No measure of strength here goes with the loss: every interval holds 0."
+        return "No measure of strength correlates significantly with the loss."
     if best["low"] <= 0.0 <= best["high"]:
-        return f"The largest rank correlation, of {name}, has an interval that holds 0: which goes best is not decided."
+        return f"The largest rank correlation, of {name}, is not significant."
     others = ranks[ranks["strength"] != best["strength"]]
     beaten = [STRENGTHS[str(each)] for each in others[others["behind_low"] > 0.0]["strength"]]
     open_ = [STRENGTHS[str(each)] for each in others[~(others["behind_low"] > 0.0)]["strength"]]
-    said = f"What goes with the loss most is {name}: rank correlation {signed(best['rho'])}."
+    said = f"The best predictor is {name} (rank correlation {signed(best['rho'])})."
     if beaten:
-        said += f" It goes with it more than {listed(beaten)}, beyond the interval of the difference."
+        said += f" It correlates significantly more than {listed(beaten)}."
     if open_:
-        said += f" Whether it goes with it more than {listed(open_)} is not decided."
+        said += f" The difference from {listed(open_)} is not significant."
     return said
 
 
@@ -215,9 +213,8 @@ def section(at: WindowView, dtype: str) -> str:
     """All that is between the page's marks."""
     lines = [
         f"Written by `python benchmarks/ablation.py` (qkscope {__version__}, torch {torch.__version__}). "
-        f"SmolLM2-135M-Instruct in {dtype}, State of the Union speeches without special tokens. Strengths and "
-        f"means come from the first {CONTEXT:,} tokens of {CAPTURED} speeches; for the edit of a document, those of "
-        "its own group are left out.",
+        f"SmolLM2-135M-Instruct in {dtype}, State of the Union speeches without special tokens; strengths and means "
+        f"from the first {CONTEXT:,} tokens of {CAPTURED} speeches.",
         "",
     ]
     if at.has(GROUPS_FILE):

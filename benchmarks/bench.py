@@ -20,7 +20,7 @@ from common import ROOT, WORK, Found, Row, export_model, machine
 
 HERE = Path(__file__).parent
 TEMPLATE, RESULTS = HERE / "performance.md.in", HERE / "results"
-HEADINGS = {
+HEADINGS = {  # of the page; parts without one are for developers
     "capture": "Capture",
     "capture_layers": "Capture",
     "capture_long": "Capture",
@@ -30,19 +30,37 @@ HEADINGS = {
     "paths": "Side by side",
     "more_documents": "Side by side",
     "accuracy": "Exactness",
-    "products": "Against the products alone",
+    "products": "",
     "growth_with_documents": "Growth",
-    "growth_of_analysis": "Growth",
+    "growth_of_analysis": "",
     "lenses": "Lenses",
     "whole_run": "A whole run",
     "sweep": "Sweeps",
     "sweep_joined": "Sweeps",
     "sweep_report": "Sweeps",
-    "startup": "The rest",
-    "report": "The rest",
-    "page": "The rest",
-    "gpu": "On a GPU",
+    "startup": "Page and start",
+    "report": "",
+    "page": "Page and start",
+    "gpu": "On a GPU (estimate)",
 }
+
+# What users ask first: the question, and the row of results that answers it.
+ESSENTIALS = {
+    "How much slower is a forward pass with capture? Layers of SmolLM3-3B's shape, 4 × 4,096 tokens, sums also before "
+    "RoPE (capture ÷ plain, processor time)": ("real_shape", "also before RoPE"),
+    "The same for a small model, SmolLM2-135M, 8 × 2,048 tokens": ("capture", "also before RoPE"),
+    "How much of a run is not forward passes? 10 checkpoints × 100 documents of 1,024 tokens": ("whole_run", "outside"),
+    "How long do all tables with standard errors take for a 3B checkpoint, on two cores?": ("lenses", "wall time"),
+    "How long does a report take per checkpoint, with 100 → 1,000 checkpoints × 576 heads?": (
+        "sweep_report", "time for each",
+    ),
+    "How exact are r and explained variance, against float64 brute force?": ("accuracy", "largest difference"),
+}  # fmt: skip
+LEFT_OUT = (  # of the page; benchmarks/results has them
+    "of it not on disk", "processor time for each", "alone, processor time", "saved by stopping early + tap",
+    "uncompressed", "document by document", "by document:", "helper process", "Largest difference from",
+    "A plain pass takes", "What by hand does not give", "(a) not tuned", "While 1000 were read", "The rates come",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -126,26 +144,48 @@ def page() -> str:
         for name in HEADINGS
         if result_path(name).exists()
     }
-    tables: dict[str, list[str]] = {}
-    for name, data in stored.items():
-        part = tables.setdefault(HEADINGS[name], [])
-        part += [f"`{name}`, qkscope {data['version']}, measured {data['measured']}{data.get('older', '')}.", ""]
-        part += table([Row(**row) for row in data["rows"]])
-        part += [*(f"- {note}" for note in data["notes"]), ""] if data["notes"] else []
-    body = "\n".join(f"### {heading}\n\n" + "\n".join(lines) for heading, lines in tables.items())
-    machines = sorted({data["machine"] for data in stored.values()})
-    missing = [name for name in HEADINGS if name not in stored]
+    sections: dict[str, list[str]] = {}
+    for name in (name for name in stored if HEADINGS[name]):
+        sections.setdefault(HEADINGS[name], []).append(name)
+    body = "\n\n".join(
+        f"### {heading}\n\n" + section([(name, stored[name]) for name in names]) for heading, names in sections.items()
+    )
+    machines = sorted({data["machine"] for name, data in stored.items() if HEADINGS[name]})
+    missing = [name for name, heading in HEADINGS.items() if heading and name not in stored]
     gaps = f"Not run: {', '.join(missing)}.\n\n" if missing else ""
+    parts = {"essentials": essentials(stored), "machine": "; ".join(machines), "tables": gaps + body}
     text = TEMPLATE.read_text(encoding="utf-8")
-    return text.replace("{{machine}}", "; ".join(machines)).replace("{{tables}}", gaps + body.strip())
+    for name, part in parts.items():
+        text = text.replace(f"{{{{{name}}}}}", part)
+    return text
 
 
-def table(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
+def essentials(stored: dict[str, dict]) -> str:
+    """The table that the page opens with."""
+    lines = ["| question | measured | qkscope |", "|---|---|---|"]
+    for question, (name, words) in ESSENTIALS.items():
+        if name in stored:
+            row = next(row for row in stored[name]["rows"] if words in row["quantity"])
+            lines.append(f"| {question} | {row['result']} | {stored[name]['version']} |")
+    return "\n".join(lines)
+
+
+def section(parts: list[tuple[str, dict]]) -> str:
+    """The table of a heading, its notes, and what its parts were measured with."""
     verdicts = {True: "met", False: "**not met**", None: ""}
-    lines = ["| quantity | measured | must reach | |", "|---|---|---|---|"]
-    return [*lines, *(f"| {row.quantity} | {row.result} | {row.target} | {verdicts[row.met]} |" for row in rows), ""]
+    lines = ["| quantity | measured | target | |", "|---|---|---|---|"]
+    notes, versions = [], []
+    for name, data in parts:
+        for row in (Row(**row) for row in data["rows"] if on_page(row["quantity"])):
+            lines.append(f"| {row.quantity} | {row.result} | {row.target} | {verdicts[row.met]} |")
+        notes += [f"- {note}" for note in data["notes"] if on_page(note)]
+        versions.append(f"`{name}` {data['version']}{data.get('older', '').replace(':', ',')}")
+    return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured with {', '.join(versions)}."])
+
+
+def on_page(text: str) -> bool:
+    """Whether a row or note is on the page; all are in benchmarks/results."""
+    return not any(words in text for words in LEFT_OUT)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,12 @@ def by_hand(quick: bool) -> Found:
         mine = plain + once["probe"] + once["settle"] + once["analysis"] + 2 * first + (count - 2) * later
         other = plain + count * theirs.mean() + once["hooks analysis"]
         text = f"{other / mine:.3f} ({other:.1f} s against {mine:.1f} s)"
-        found.row(f"whole path by hand ÷ qkscope's, {count} documents, put together", text, "more than 1", other > mine)
+        found.row(
+            f"whole path by hand ÷ qkscope's, {count} documents, from the costs of each part",
+            text,
+            "more than 1",
+            other > mine,
+        )
     found.notes.append(account(passes, added, once))
     found.notes.append(
         "What by hand does not give: position buckets (no window but the whole, nothing without position 0), document "

@@ -24,7 +24,7 @@ from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import StopForward
 from qkscope.moments.moments import Moments
 
-VARIANTS = ("plain", "sums", "sums, also at rest")
+VARIANTS = ("plain", "sums", "sums, also before RoPE")
 PLAIN = 0
 THREADS = int(os.environ.get("QKSCOPE_BENCH_THREADS", "2"))  # one, where others are at work on the machine
 
@@ -133,7 +133,7 @@ def compared(found: Found, times: np.ndarray, shape: str, how: str) -> None:
         ratios = times[:, variant] / times[:, PLAIN]
         total = times[:, variant].sum(axis=0) / times[:, PLAIN].sum(axis=0)
         name = f"capture ({VARIANTS[variant]}) ÷ plain forward, {shape}, {how}"
-        text = f"{spread(ratios[:, 0])}, all together {total[0]:.3f}; wall {spread(ratios[:, 1])}"
+        text = f"{spread(ratios[:, 0])}, overall {total[0]:.3f}; wall {spread(ratios[:, 1])}"
         found.row(name, text, f"≤ {bound:.2f}", float(np.median(ratios[:, 0])) <= bound)
 
 
@@ -151,15 +151,15 @@ def in_layers(ids: np.ndarray) -> Found:
     with evaluation(model):
         times, by_account, in_tap = layer_by_layer(Capture(model, ids.shape[1]), one_document_batches(ids))
     compared(found, times, shape, "layer by layer")
-    compared(found, by_account, shape, "plain − what ending early saves + inside the tap")
+    compared(found, by_account, shape, "plain − saved by stopping early + tap")
     for variant in (1, 2):
         own = 100 * in_tap[:, variant, 0] / times[:, PLAIN, 0]
         found.notes.append(
-            f"Inside the tap ({VARIANTS[variant]}), of a plain pass' processor time, document by document: "
+            f"Inside the tap ({VARIANTS[variant]}), as a share of a plain pass, by document: "
             f"{', '.join(f'{share:.1f}' for share in own)} %."
         )
     saved = 100 * (1 - (by_account - in_tap)[:, 1:, 0] / times[:, [PLAIN], 0])
-    found.notes.append(f"Ending early saves {spread(saved.ravel(), 1)} % of it.")
+    found.notes.append(f"Stopping early saves {spread(saved.ravel(), 1)} % of it.")
     found.notes.append(plain_note(times))
     return found
 

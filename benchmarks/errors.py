@@ -68,19 +68,20 @@ def coverage_table(found: pd.DataFrame, samples: int) -> str:
         f"{samples} samples of {simulation.DOCUMENTS} documents in {simulation.GROUPS} groups. Of {len(found)} rows, "
         f"{inside} are within {AIM[0]:.0%} and {AIM[1]:.0%}.",
         "",
-        "| number | truth | bias | spread of the samples | error they claim | 95 % intervals that hold the truth |",
-        "|---|---|---|---|---|---|",
+        "| number | truth | bias / spread | claimed error / spread | 95% intervals that contain the truth |",
+        "|---|---|---|---|---|",
     ]
     for name, row in found.iterrows():
-        numbers = {part: _written(row[part]) for part in ("truth", "bias", "spread", "error")}
-        if name in simulation.MOVING:
-            numbers |= {"truth": f"({numbers['truth']})", "bias": ""}
-        lines.append(f"| {name} | {' | '.join(numbers.values())} | {row['covered']:.1%} |")
+        moving = name in simulation.MOVING  # no single truth: the mean of the samples stands for it
+        ratios = [_written(row[part] / row["spread"], 2) for part in ("bias", "error")]
+        truth = _written(row["truth"], 3)
+        cells = [f"({truth})" if moving else truth, "" if moving else ratios[0], ratios[1]]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['covered']:.1%} |")
     return "\n".join(lines)
 
 
-def _written(value: float) -> str:
-    return "" if pd.isna(value) else f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
+def _written(value: float, digits: int) -> str:
+    return "" if pd.isna(value) else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # never -0.00
 
 
 def pretrained() -> str:
@@ -94,8 +95,8 @@ def pretrained() -> str:
 def ratio_table(found: Mapping[str, Mapping[str, float]]) -> str:
     """The section of the page, from what `measured` and `measures_bias` returned."""
     lines = [
-        "| number | jackknife / bootstrap, each document a group | 8 groups | halves: differences in errors, r.m.s. "
-        "| bias in errors | largest |",
+        "| number | jackknife / bootstrap, each document a group | 8 groups | difference of halves / its error, r.m.s. "
+        "| bias / error: median | largest |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in found.items():

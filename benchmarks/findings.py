@@ -26,13 +26,13 @@ from qkscope.words.phrases import listed
 
 ROOT = Path(__file__).parent.parent
 TITLES = {
-    "position": "Position in queries and keys",
-    "rope": "How much of r RoPE alone predicts",
-    "scores": "What scores are made of",
+    "position": "r by window",
+    "rope": "Rotated-mean prediction",
+    "scores": "Which keys win",
     "mechanism": "Bias and plasticity",
-    "ablation": "What ablation says",
-    "texts": "What depends on the text",
-    "claims": "The published claims in this light",
+    "ablation": "Ablation",
+    "texts": "Dependence on the text",
+    "claims": "Published claims",
 }
 TEXTS = {
     "speeches": "Speeches are the longest State of the Union addresses.",
@@ -44,6 +44,7 @@ ONE = {
     "code": "code is of one library",
     "novel": "the parts of the novel are of one book",
 }
+OPEN = "- what happens in larger, unquantized models, in other texts, and beyond the windows read here"
 QUICK = "> **A quick run**: short windows, to see that everything works. Its numbers are not findings.\n\n"
 
 
@@ -53,12 +54,14 @@ def page(folder: Path, *, quick: bool = False) -> str:
     modules = (findings_position, findings_rope, findings_effects, findings_ablation, findings_claims)
     makers = {name: maker for module in modules for name, maker in module.SECTIONS.items()}
     parts = {name: makers[name](tables) for name in TITLES}
-    short = [f"- {sentence}" for name in TITLES for sentence in parts[name].short]
+    short = [f"{number}. {each}" for number, each in enumerate((s for n in TITLES for s in parts[n].short), start=1)]
+    undecided = [f"- {sentence}" for name in TITLES for sentence in parts[name].open]
     compared = sum(part.compared for part in parts.values())
     return "".join(
         [
             head(tables, quick),
-            section("In short", "\n".join(short)),
+            "\n".join(["", *short, "", "**What could not be decided:**", "", *undecided, OPEN, ""]),
+            section("What was run", ran(tables)),
             *(section(title, *parts[name].text) for name, title in TITLES.items()),
             section("Errors and limits", limits(tables, compared)),
             section("How it was made", made(tables)),
@@ -67,7 +70,21 @@ def page(folder: Path, *, quick: bool = False) -> str:
 
 
 def head(tables: Tables, quick: bool) -> str:
-    """What was run."""
+    """What the page is about, and with which version it was measured."""
+    version = tables.entries.iloc[0]["qkscope"]
+    where = listed([spoken(corpus) for corpus in tables.corpora])
+    return (
+        "# Findings in real models\n\n<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
+        + (QUICK if quick else "")
+        + f"**Measured with qkscope {version}** on {word(len(tables.models))} pretrained models that anybody can "
+        f"download, reading {where}. Numbers are means over heads ± one standard error over documents. *Significant* "
+        "means 5% by Student's t, for ablations 95% intervals. A case is a model on a corpus; a model named alone "
+        "means all corpora.\n"
+    )
+
+
+def ran(tables: Tables) -> str:
+    """Models and texts."""
     rows = []
     for model, label in tables.models.items():
         there = [place for place in tables.places() if place.model == model]
@@ -80,18 +97,9 @@ def head(tables: Tables, quick: bool) -> str:
     columns = ["model", "parameters", "weights", "layers", "heads", "tokens read", "trained context", "documents"]
     counts = tables.entries.groupby("corpus")["documents"].max()
     texts = [TEXTS[corpus].format(documents=word(int(counts[corpus]))) for corpus in tables.corpora if corpus in TEXTS]
-    where = listed([spoken(corpus) for corpus in tables.corpora])
     return (
-        "# Findings in real models\n\n<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
-        + (QUICK if quick else "")
-        + f"What position is in the heads of {word(len(tables.models))} pretrained models that anybody can "
-        f"fetch, on {where}. `make study` makes all of it. Numbers are means over all heads of a model, ± one standard "
-        "error over documents. A sentence claims only what is significant at 5 % (Student's t); ablations, whose "
-        "errors have other degrees of freedom, are judged by 95 % intervals. A case is a model on a corpus; a model "
-        "named without a corpus is meant on all. Words: [glossary.md](glossary.md).\n\n"
-        + table(columns, rows)
-        + f"\n\n{' '.join(texts)} Of each document the first tokens are read, as many as the table says"
-        f"{_beginning(tables)}. The longest window is all of them.\n"
+        table(columns, rows) + f"\n\n{' '.join(texts)} Documents are cut to the tokens read{_beginning(tables)}. The "
+        "longest window is all of them."
     )
 
 
@@ -109,7 +117,7 @@ def _beginning(tables: Tables) -> str:
     if not named:
         return ", without special tokens"
     rest = [f"none in {listed(begin[''])}"] if "" in begin else []
-    return f", with the special token that the model's file puts before a text: {listed([*named, *rest])}"
+    return f", after the model's special token ({listed([*named, *rest])})"
 
 
 def _openings(tables: Tables) -> dict[str, list[str]] | None:
@@ -125,33 +133,30 @@ def _openings(tables: Tables) -> dict[str, list[str]] | None:
 def limits(tables: Tables, compared: int) -> str:
     """What these numbers do not say."""
     ones = [ONE[corpus] for corpus in tables.corpora if corpus in ONE]
+    old = (
+        " Measured with version 0.2, so errors of plasticity keep covariances within buckets constant, and those at "
+        "other windows all covariances ([errors.md](errors.md#first-order-errors))."
+        if tables.old_components else ""
+    )  # fmt: skip
     lines = [
-        f"{word(len(tables.models)).capitalize()} small models: what happens here can happen; how large it is "
-        "elsewhere, this does not say. Nothing is correlated over models ([join.md](join.md) says why).",
-        *_of_models(tables),
-        f"{listed(ones)[0].upper()}{listed(ones)[1:]}: errors are over documents of the same kind and say nothing of "
-        "other texts." if ones else "",
-        f"Errors are from a jackknife over {word(tables.groups)} groups of documents: if they are right, one "
-        f"comparison in {word(round(1 / LEVEL))} is significant by chance. This page makes about "
-        f"{compared:,}, many of them of the same heads and documents; only those of ablations are corrected for their "
-        "number. Errors hold the model fixed, and all heads of a model are measured, so heads are no sample. Those of "
-        "r, not of predictions, include that a head whose r_q is near 0 may turn with other documents, and its r_k "
-        "with it. Those of scores and plasticity hold covariances within position buckets fixed, those of predictions "
-        "the covariances before rotation ([errors.md](errors.md)).",
-        "Differences between windows, corpora, queries and keys, or measured and half of predicted are judged as if "
-        "their errors were independent. Windows of one model share documents, so their differences are probably "
-        "surer than said.",
-        "Position 0, often far from all others, is in every measured number; predictions give it the mean of the "
-        "other positions ([lenses/rope.md](lenses/rope.md)).",
-        "Tokens are each model's own: equal windows in tokens are not equal texts.",
-        "Documents are cut at their beginning; nothing is known of what comes later in them.",
+        f"**Models.** {word(len(tables.models)).capitalize()} small models show what can happen, not how much of it "
+        "happens elsewhere; nothing is correlated over models ([join.md](join.md)). " + " ".join(_of_models(tables)),
+        f"**Texts.** {listed(ones)[0].upper()}{listed(ones)[1:]}: errors are over documents of the same kind. Only the "
+        "beginnings of documents are read, and equal windows in tokens are not equal texts across models." if ones
+        else "",
+        f"**Errors** are a jackknife over {word(tables.groups)} groups of documents and keep the model constant. One "
+        f"comparison in {word(round(1 / LEVEL))} is significant by chance; this page makes about {compared:,}, many of "
+        "the same heads and documents, and corrects only ablations for their number. Differences between windows, "
+        "corpora, or queries and keys treat errors as independent. They are not errors over heads: only verdicts on "
+        f"claims also pass those.{old}",
+        "**Position 0** is in every measured number; predictions give it the mean of the others. "
+        + _first_position(tables),
         _short_ablations(tables),
-        "Plasticity is the closed form from moments, which takes keys of a bucket as Gaussian "
-        "([lenses/plasticity.md](lenses/plasticity.md)).",
-        "A share without an error does not change whichever group of documents is left out.",
-        "A mean over heads says little about single heads: the tables of the run have every head.",
+        "**Plasticity** is the closed form, which treats keys as Gaussian "
+        "([lenses/plasticity.md](lenses/plasticity.md)). A share without an error is the same without any group. "
+        "Means over heads say little about single heads.",
     ]  # fmt: skip
-    return "\n".join(f"- {line}" for line in lines if line)
+    return "\n".join(f"- {line.strip()}" for line in lines if line)
 
 
 def _of_models(tables: Tables) -> list[str]:
@@ -162,17 +167,15 @@ def _of_models(tables: Tables) -> list[str]:
     first = {place.model: tables.window(place) for place in reversed(list(tables.places()))}
     less = [f"{label} ({first[model]:,} of {_trained(tables, model):,})" for model, label in tables.models.items()
             if first[model] < _trained(tables, model)]  # fmt: skip
-    return [
-        f"{listed([f'{label} ({how})' for label, how in small.items()])} {are(len(small))} quantised, and computed in "
-        "float32; what quantisation does to these numbers was not estimated." if small else "",
-        f"{listed(tuned)} {are(len(tuned))} tuned for instructions, and {'reads' if len(tuned) == 1 else 'read'} plain "
-        "text here, without a chat template." if tuned else "",
-        _first_position(tables),
-        f"Less than the trained context is read by {listed(less)}: nothing is known of what lies beyond." if less
-        else "",
-        "stories15M was trained on short stories: these texts are foreign to it." if "stories15m" in tables.models
-        else "",
+    lines = [
+        f"{listed([f'{label} ({how})' for label, how in small.items()])} {are(len(small))} quantized and computed in "
+        "float32; the effect of quantization was not estimated." if small else "",
+        f"{listed(tuned)} {are(len(tuned))} instruction-tuned and {'reads' if len(tuned) == 1 else 'read'} plain text."
+        if tuned else "",
+        f"Less than the trained context is read by {listed(less)}." if less else "",
+        "stories15M was trained on short stories." if "stories15m" in tables.models else "",
     ]  # fmt: skip
+    return [line for line in lines if line]
 
 
 def _first_position(tables: Tables) -> str:
@@ -182,9 +185,9 @@ def _first_position(tables: Tables) -> str:
         return ""
     special = [label for token, models in begin.items() if token for label in models]
     if not special:
-        return "Texts begin without a special token, also in models that were trained with one."
-    others = ", and the first token of the text in the others" if "" in begin else ""
-    return f"Position 0 is a special token in {listed(special)}{others}."
+        return "Texts begin without a special token."
+    others = ", the first token of the text in the others" if "" in begin else ""
+    return f"It is a special token in {listed(special)}{others}."
 
 
 def _short_ablations(tables: Tables) -> str:
@@ -194,9 +197,8 @@ def _short_ablations(tables: Tables) -> str:
         return ""
     tokens, longest = int(rows["tokens"].max()), max(tables.window(place) for place in tables.places())
     return (
-        f"Ablations read {tokens:,} tokens of a document, while heads are chosen by r over up to {longest:,}: what "
-        "position does over longer distances, they do not show ([ablation.md](ablation.md) has longer ones of one "
-        "model)."
+        f"**Ablations** read {tokens:,} tokens of a document, while heads are chosen by r over up to {longest:,}: they "
+        "say nothing about longer distances ([ablation.md](ablation.md) has longer ones of one model)."
     )
 
 
@@ -210,8 +212,8 @@ def made(tables: Tables) -> str:
     return (
         f"`make study` (qkscope {first['qkscope']}, torch {first['torch']}, transformers {first['transformers']}, "
         f"{first['dtype']}): `qkscope run`, `ablate`, `report` and `among` on each corpus. "
-        f"{_took(tables)}Tables: `benchmarks/results/study`. Everything comes from these archives, whose sha256 are "
-        "pinned (their beginnings here):\n\n" + table(["what", "archives"], [row for row in rows if row[1]])
+        f"{_took(tables)}All windows, corpora, and outcomes: `benchmarks/results/study`. Archives with the beginnings "
+        "of their pinned sha256:\n\n" + table(["what", "archives"], [row for row in rows if row[1]])
     )
 
 

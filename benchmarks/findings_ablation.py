@@ -17,6 +17,7 @@ from qkscope.words.phrases import listed
 LEVEL = 0.05  # of intervals, and of all comparisons together
 MOST_SHARED = 0.5  # of random heads that are chosen ones: with more, a group is compared with itself
 LARGEST = "position-dominated"
+WHOLE = "zero"  # the edit that removes all of a head, so that heads are compared at one dose
 Row = dict[str, Any]
 
 
@@ -28,24 +29,23 @@ def ablation(tables: Tables) -> Part:
     measured = judged(rows[rows["outcome"] == "all"])
     every = measured[measured["shared"] < 1.0]
     decidable = every[every["decidable"]]
-    columns = ["corpus", "model", "heads (how many)", "edit", "loss before", "rise", "random heads", "difference",
-               "95 % interval", "on repeated tokens", "on new tokens", "chosen among random"]  # fmt: skip
     documents, draws, tokens = (sorted(set(every[name])) for name in ("documents", "draws", "tokens"))
+    alike = measured[(measured["shared"] > MOST_SHARED) & (measured["shared"] < 1.0)]
+    undecided = "whether these heads matter more than random ones, which are mostly the same heads: "
     return Part(
         short=_ablation_short(tables, decidable),
+        open=[undecided + _named(tables, alike.to_dict("records"))] if len(alike) else [],
         text=[
-            "Rise of the loss in nats per token when heads are edited together, beside groups of as many other heads "
-            f"in each layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
-            "`kernel` takes the mean score at each distance away and leaves what depends on the token; `zero` takes "
-            "the head away ([ablation.md](ablation.md)). Random heads match the number of heads, not how much `kernel` "
-            "removes from them: only `zero` compares heads at one dose. Edited are the heads with the largest r_q, and "
-            "the first category of *position-dominated*, *Q-positional*, *K-positional*, *content-focused*, *mixed* "
-            "that has at least two heads of a model and at most half of them. Where a layer has too few others, random "
-            "heads are chosen ones again (last column); where more than half are, nothing is decided.",
-            table(columns, [_cells(tables, rows, row) for row in every.to_dict("records")]),
+            "Loss increase in nats per token when heads are edited together, minus that of as many random other heads "
+            f"per layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
+            "`kernel` removes the mean score at each distance, `zero` the whole head ([ablation.md](ablation.md)). "
+            "Random heads match the number of heads, not how much `kernel` removes: **only `zero` is dose-matched.** "
+            "Bold: the 95% interval excludes 0. *n. d.*: not decided, because more than half of the random "
+            "heads are chosen ones. In parentheses: number of heads.",
+            table(["model", "heads", "edit", *tables.corpora], _rows(tables, every)),
             _told(tables, decidable),
             _lowered(tables, measured),
-            _undecidable(tables, measured),
+            _left_out(tables, measured),
             _not_edited(tables, measured),
         ],
         compared=len(decidable),
@@ -87,20 +87,24 @@ def holm(p: Iterable[float], level: float = LEVEL) -> list[bool]:
     return held
 
 
-def _cells(tables: Tables, rows: pd.DataFrame, row: Row) -> list[str]:
-    """A row of the table."""
-    keys = ["corpus", "model", "edit", "group"]
-    same = rows[(rows[keys] == [row[key] for key in keys]).all(axis=1)].set_index("outcome")
-    parts = [str(Number(same["excess"].get(name, math.nan), same["excess_se"].get(name, math.nan)))
-             for name in ("repeated", "new")]  # fmt: skip
-    before = row.get("before", math.nan)
-    rises = [f"{row[name]:+.3f}".replace("-", "−") for name in ("chosen", "controls")]
-    interval = f"{row['low']:+.3f} to {row['high']:+.3f}".replace("-", "−")
+def _rows(tables: Tables, every: pd.DataFrame) -> list[list[str]]:
+    """A row for each model, kind of group and edit, with the difference on each corpus."""
+    keyed: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in every.to_dict("records"):
+        keyed.setdefault((str(row["model"]), _kind(row), str(row["edit"])), {})[str(row["corpus"])] = row
+    order = list(tables.models)
     return [
-        str(row["corpus"]), tables.models[str(row["model"])], f"{row['group']} ({row['heads']})", f"`{row['edit']}`",
-        "–" if before != before else f"{before:.2f}", *rises, str(_excess(row)),
-        interval if row["decidable"] else "not decided", *parts, f"{100 * float(row['shared']):.0f} %",
-    ]  # fmt: skip
+        [tables.models[model], kind, f"`{edit}`", *(_cell(of.get(corpus)) for corpus in tables.corpora)]
+        for (model, kind, edit), of in sorted(keyed.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
+def _cell(row: Row | None) -> str:
+    """The difference with its error; bold beyond its interval."""
+    if row is None:
+        return "–"
+    text = f"{_excess(row)}" + ("" if row["decidable"] else " *n. d.*")
+    return f"{f'**{text}**' if row['way'] else text} ({row['heads']})"
 
 
 def _excess(row: Row) -> Number:
@@ -115,19 +119,24 @@ def _ablation_short(tables: Tables, rows: pd.DataFrame) -> list[str]:
     """How many chosen groups matter more than random ones, how many of these hold, and what repeats."""
     if rows.empty:
         return []
-    said = []
+    counts = {}
     for edit, of in rows.groupby("edit", sort=False):
-        more, less = int((of["way"] > 0).sum()), int((of["way"] < 0).sum())
-        said.append(f"under `{edit}` {more} of {len(of)} groups cost more and {less} cost less")
+        counts[str(edit)] = (int((of["way"] > 0).sum()), int((of["way"] < 0).sum()), len(of))
+    first = WHOLE if WHOLE in counts else next(iter(counts))
+    more, less, groups = counts.pop(first)
+    others = [f"{more} and {less} of {groups} under `{edit}`" for edit, (more, less, groups) in counts.items()]
+    also = f" ({', '.join(others)}, not dose-matched)" if others else ""
     largest = rows.loc[rows["excess"].abs().idxmax()].to_dict()
     holding = rows[rows["holds"]]
     ways = [(words, holding[holding["way"] == way]) for way, words in ((1, "cost more"), (-1, "cost less"))]
     named = [f"{words}: {_named(tables, of.to_dict('records'))}" for words, of in ways if len(of)]
     which = f" ({'; '.join(named)})" if named else ""
+    beyond = int((rows["way"] != 0).sum())
     return [
-        f"**Ablation.** Against as many random heads of the same layers, by 95 % intervals {', '.join(said)} (largest "
-        f"difference {_excess(largest)} nats per token). Corrected for {len(rows)} comparisons (Holm), "
-        f"{len(holding)} of these {int((rows['way'] != 0).sum())} hold{which}.{_repeats(tables, rows)}"
+        f"**Under `{first}`, chosen heads cost more than random heads in {more} of {groups} groups and less in "
+        f"{less}**{also}, by 95% intervals; the largest difference is {_excess(largest)} nats per token. After "
+        f"correction for {len(rows)} comparisons (Holm), {len(holding)} of these {beyond} hold{which}."
+        f"{_repeats(tables, rows)}"
     ]
 
 
@@ -158,17 +167,15 @@ def _repeats(tables: Tables, rows: pd.DataFrame) -> str:
         if set(of["corpus"]) == set(tables.corpora) and abs(of["way"].sum()) == len(of):
             cost = "more" if of["way"].iloc[0] > 0 else "less"
             said.append(f"{kind} of {tables.models[str(model)]} cost {cost} under `{edit}`")
-    return (
-        f" On every corpus the same way: {listed(said)}." if said else " Nothing is beyond its interval on all corpora."
-    )
+    return f" On every corpus alike: {listed(said)}." if said else " No group differs significantly on all corpora."
 
 
 def _told(tables: Tables, rows: pd.DataFrame) -> str:
     """Which groups are beyond their intervals."""
     said = []
-    for word, way in (("More", 1), ("Less", -1)):
+    for word, way in (("more", 1), ("less", -1)):
         chosen = rows[rows["way"] == way].to_dict("records")
-        said += [f"{word} than random heads, by the interval: {_named(tables, chosen)}."] if chosen else []
+        said += [f"Cost {word} than random heads: {_named(tables, chosen)}."] if chosen else []
     return " ".join(said)
 
 
@@ -185,14 +192,10 @@ def _lowered(tables: Tables, rows: pd.DataFrame) -> str:
     return f"{said}, significantly in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
 
 
-def _undecidable(tables: Tables, rows: pd.DataFrame) -> str:
-    """Groups that have too few others beside them."""
-    some = rows[rows["shared"] > MOST_SHARED]
-    alone, most = (some[some["shared"] == 1.0], some[some["shared"] < 1.0])
-    said = [f"{words}: {_named(tables, of.to_dict('records'))}." for words, of in (
-        ("Not decidable, because more than half of the random heads are chosen ones", most),
-        ("Left out, because they are all heads of their layers", alone)) if len(of)]  # fmt: skip
-    return " ".join(said)
+def _left_out(tables: Tables, rows: pd.DataFrame) -> str:
+    """Groups that have no others to be compared with."""
+    alone = rows[rows["shared"] == 1.0].to_dict("records")
+    return f"Left out, because they are all heads of their layers: {_named(tables, alone)}." if alone else ""
 
 
 def _not_edited(tables: Tables, rows: pd.DataFrame) -> str:

@@ -18,6 +18,9 @@ from qkscope.words.phrases import listed, significant
 
 MARKS = {"supported": "+", "contradicted": "−", "not significant": "0"}
 CAUTION = "Cases share heads and documents, and claims share statistics: counts of them are no evidence."
+# Claims whose statistic was another in version 0.2: agreement by chance was not accounted for, and RoPE's rotation of
+# means within a bucket was not part of the position component.
+CHANGED = ("sign_leans", "position_of_dominated", "early_scores")
 
 
 def claims(tables: Tables) -> Part:
@@ -34,23 +37,24 @@ def claims(tables: Tables) -> Part:
         for model in tables.models:
             verdict = mine[mine["model"] == model].set_index("corpus")["verdict"]
             cells.append(" ".join(MARKS.get(verdict.get(corpus, ""), "·") for corpus in tables.corpora))
-        rows.append([claim.said, claim.statistic.replace("|", "\\|"), *cells])
+        statistic = claim.statistic.replace("|", "\\|")
+        rows.append([f"`{claim.name}`: {statistic}", *cells])
     training = sum(not of_finished(claim) for claim in CLAIMS)
     others = len(CLAIMS) - training - len(asked)
     text = [
-        "Each sentence of the account of SmolLM3's training that can be asked of finished models, with the statistic "
-        "that would come out otherwise if it were wrong ([lenses/claims.md](lenses/claims.md)), on "
-        f"{listed([spoken(corpus) for corpus in tables.corpora])} in this order: + supported, − contradicted, 0 "
-        "not significant, · undecided. A verdict must pass the error over documents and the error over KV heads. "
-        f"Left out: {counted(training, 'claim')} about "
-        f"training, and {others} that none of these models can decide. {CAUTION}",
-        table(["claim", "right if", *tables.models.values()], rows),
-        "Claims of the analyses across models:",
+        "Statements of the account of SmolLM3's training that apply to finished models "
+        "([lenses/claims.md](lenses/claims.md)), on "
+        f"{listed([spoken(corpus) for corpus in tables.corpora])} (in this order): + supported, − contradicted, 0 "
+        "not significant, · undecided. Verdicts pass errors over documents and over KV heads. "
+        f"Left out: {counted(training, 'claim')} about training, {others} that these models cannot decide or whose "
+        f"statistic has changed since. {CAUTION}",
+        table(["claim holds if", *tables.models.values()], rows),
+        "Statements of the published cross-model analyses:",
         _across(tables),
         _among(tables),
     ]
     compared = len(found) + len(ACROSS) * len(list(tables.places()))
-    return Part(short=[_claims_short(found)] if asked else [], text=text, compared=compared)
+    return Part(open=[_claims_short(found)] if asked else [], text=text, compared=compared)
 
 
 def judged(tables: Tables) -> pd.DataFrame:
@@ -58,7 +62,7 @@ def judged(tables: Tables) -> pd.DataFrame:
     found = tables.table("claims")
     if found.empty or "population" in found:
         return found
-    found = found[found["claim"] != "sign_leans"]  # it did not account for agreement by chance
+    found = found[~found["claim"].isin(CHANGED)]
     layers = found.merge(tables.entries, on=["corpus", "model"], how="left")["layers"].to_numpy()  # clusters at least
     freedom = [tables.freedom(Place(row.corpus, row.model, "")) for row in found.itertuples()]
     both = [(found["value_se"], freedom), (found["value_se_heads"], layers - 1)]
@@ -80,9 +84,9 @@ def _claims_short(found: pd.DataFrame) -> str:
     alike = [int(sum(each == {verdict} for each in by)) for verdict in ("supported", "contradicted")]
     both = int(sum({"supported", "contradicted"} <= each for each in by))
     return (
-        f"**The published claims.** Of {len(by)} that can be asked of finished models, {alike[0]} {are(alike[0])} "
-        f"supported in every case, {alike[1]} {are(alike[1])} contradicted in every case, and {len(by) - sum(alike)} "
-        f"mixed or not significant, {both} of them supported in one case and contradicted in another. {CAUTION}"
+        f"whether {len(by) - sum(alike)} of the {len(by)} published claims that apply to finished models hold: "
+        f"{alike[0]} {are(alike[0])} supported in every case, {alike[1]} contradicted in every case, and {both} "
+        "supported in one case and contradicted in another"
     )
 
 
@@ -113,7 +117,10 @@ def _across(tables: Tables) -> str:
         named = "all of them" if len(contrary) == len(known) else tables.grouped(contrary)
         against = f"{signs[-1]}: {named}" if contrary else "0"
         rows.append([claim.replace("|", "\\|"), str(signs[1]), against, str(signs[0])])
-    return table(["claim", "so in", "the contrary in", "not significant"], rows)
+    return table(["statement", "significant in", "opposite in", "not significant"], rows)
+
+
+FULL = " (full-attention layers only)"
 
 
 def _among(tables: Tables) -> str:
@@ -127,19 +134,16 @@ def _among(tables: Tables) -> str:
         span = " … ".join(significant(of.iloc[0][f"published_{part}"]) for part in ("low", "median", "high"))
         mine = {row["model"]: str(Number(row["value"], row["value_se"])) for row in of.to_dict("records")}
         cells.append([f"`{measure}`", span, *(mine.get(model, "–") for model in tables.models)])
-    labels = [f"{label}, {tables.window(next(p for p in tables.places() if p.model == model)):,}"
+    labels = [f"{label}{FULL if _kinds(tables, model) > 1 else ''}, "
+              f"{tables.window(next(p for p in tables.places() if p.model == model)):,}"
               for model, label in tables.models.items()]  # fmt: skip
-    ranked = (
-        "" if (first["at_this_window"] > 0).any() else " None of these windows is a published one, so no rank is given."
-    )
-    several = [label for model, label in tables.models.items() if _kinds(tables, model) > 1]
-    full = f" Of {listed(several)} only full-attention layers count." if several else ""
+    ranked = "" if (first["at_this_window"] > 0).any() else " Windows differ, so there are no ranks."
     published = load_published_models().table
     windows = listed([f"{int(w):,}" for w in sorted(set(published["window"]))])
     return (
-        f"Where these models stand among {len(published)} published ones (`qkscope among`, {tables.corpora[0]}). "
-        f"Published are lowest … median … highest, at windows of {windows} tokens; here each at its own window in "
-        f"tokens.{full}{ranked}\n\n" + table(["mean over heads of", "published", *labels], cells)
+        f"Next to {len(published)} published models (`qkscope among`, {tables.corpora[0]}): lowest … median … highest, "
+        f"over full-attention heads at windows of {windows} tokens; here at the window stated.{ranked}\n\n"
+        + table(["mean of", "published", *labels], cells)
     )
 
 

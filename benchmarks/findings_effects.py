@@ -32,21 +32,20 @@ def mechanism(tables: Tables) -> Part:
     for first in tables.places():
         for place in tables.with_kinds(first, "rotation"):
             rotated = [str(tables.number("rotation", c, place)) for c in ("bias_effect", "drift_cos")]
-            shares = [tables.number("rotation", c, place).percent for c in ("off_axis_q", "off_axis_k")]
+            shares = [tables.number("rotation", c, place).percent for c in ("off_axis_k",)]
             plastic = [str(tables.number("plasticity", "ap", place)),
                        *(str(tables.number("drops", c, place)) for c in ("ap_drop", "ap_drop_matched"))]  # fmt: skip
             rows.append([place.corpus, place.name, *rotated, *shares, *plastic])
-    columns = ["corpus", "model", "bias effect", "cosine of drifts", "query drift off a", "key drift off a",
+    columns = ["corpus", "model", "bias effect", "cosine of drifts", "key drift off a",
                "plasticity", "drop", "matched drop"]  # fmt: skip
     return Part(
         short=[sentence for sentence in (_drops(tables),) if sentence],
         compared=3 * len(list(tables.places())),  # drop, matched drop, half of the drop
         text=[
-            "At the longest window. Bias effect: how many standard deviations of a score the mean score gains from the "
-            "first position to the last. Drift off a: the share of the queries' (keys') own drift that axis a misses. "
-            "Plasticity: twice the chance that two queries disagree about which of two keys wins; its drop from the "
-            "first fifth of the window to the last, and the same at equal distances between the two keys. Dashes: too "
-            "few position buckets in sight.",
+            "At the longest window. Bias effect: increase of the mean score from the first to the last key, in "
+            "standard deviations. Drift off a: share of the keys' drift that axis a misses. Plasticity: twice the "
+            "probability that two queries disagree about which of two keys scores higher. Drop: first minus last "
+            "fifth of the window; matched: at equal distances between the keys.",
             table(columns, rows),
         ],
     )
@@ -61,20 +60,17 @@ def _drops(tables: Tables) -> str:
     found = [each for each in found if each[1].known and each[2].known]
     drops = [each for each in found if each[1].sign > 0]
     if not drops:
-        return f"Plasticity drops with position in none of {cases(len(found))}." if found else ""
+        return f"**Plasticity does not drop with position** in any of {cases(len(found))}." if found else ""
     less = [each for each in drops if each[1].half.minus(each[2]).sign > 0]
     left = [each for each in found if each[2].sign > 0]
     rises = [each[0] for each in found if each[2].sign < 0]
     place, drop, matched = max(drops, key=lambda each: each[1].value)
-    title = (
-        "**The drop of plasticity is mostly distance between keys.**" if len(less) == len(drops) else "**Plasticity.**"
-    )
-    which = f": {tables.grouped(rises)}" if rises else ""
+    which = f" ({tables.grouped(rises)})" if rises else ""
     return (
-        f"{title} It drops with position significantly in {len(drops)} of {cases(len(found))}; at equal "
-        f"distances between keys less than half of that is left in {len(less)} of these. At equal distances it drops "
-        f"significantly in {len(left)} of all cases, and rises in {len(rises)}{which}. The largest drop, in "
-        f"{place.said}, is {drop}, and {matched} at equal distances."
+        f"**Plasticity drops with position in {len(drops)} of {cases(len(found))}, mostly because keys are farther "
+        f"apart.** At equal distances between keys, less than half of the drop remains in {len(less)} of these; it is "
+        f"significant in {len(left)} of all cases, and plasticity rises in {len(rises)}{which}. Largest drop: "
+        f"{place.said}, {drop}, at equal distances {matched}."
     )
 
 
@@ -89,23 +85,25 @@ def texts(tables: Tables) -> Part:
     rows: list[list[str]] = []
     asked, differ, surest = Counter[Pair](), Counter[Pair](), (0.0, "")
     for model, label in tables.models.items():
-        for name, (source, column) in COMPARED.items():
+        for name, (source, column) in _compared(tables).items():
             found = {c: tables.number(source, column, Place(c, model, label)) for c in tables.corpora}
             apart = []
             for pair in (pair for pair in pairs if all(found[corpus].known for corpus in pair)):
                 change = found[pair[1]].minus(found[pair[0]])
                 asked[pair] += 1
                 differ[pair] += bool(change.sign)
-                apart += [" and ".join(map(spoken, pair))] if change.sign else []
+                apart += ["–".join(pair)] if change.sign else []
                 said = f"{name} of {label}, " + " and ".join(f"{found[corpus]} on {spoken(corpus)}" for corpus in pair)
                 surest = max(surest, (abs(change.value / change.error), said)) if change.sign else surest
             if any(number.known for number in found.values()):
                 rows.append([label, name, *map(str, found.values()), "; ".join(apart) or "none"])
     told = _text_counts(asked, differ)
-    most = f" The surest difference is in {surest[1]}." if surest[1] else ""
+    most = f" Largest relative to its error: {surest[1]}." if surest[1] else ""
     return Part(
-        short=[f"**What depends on the text.** {told}{most}"],
-        text=[f"{told}{most}", table(["model", "number", *tables.corpora, "differ significantly"], rows)],
+        short=[
+            f"**{'Most measures depend' if _most(asked, differ) else 'Few measures depend'} on the text.** {told}{most}"
+        ],
+        text=["At the longest window:", table(["model", "number", *tables.corpora, "differ significantly"], rows)],
         compared=asked.total(),
     )
 
@@ -114,10 +112,16 @@ def _text_counts(asked: Counter[Pair], differ: Counter[Pair]) -> str:
     """How many numbers differ between two corpora, for each pair; how many would by chance."""
     counts = [f"{differ[pair]} of {asked[pair]} between {' and '.join(map(spoken, pair))}" for pair in asked]
     chance = LEVEL * asked.total()
-    return (
-        f"Numbers that differ significantly: {listed(counts)}. If errors are right, about {chance:.0f} of "
-        f"{asked.total()} would by chance."
-    )
+    return f"Significant differences: {listed(counts)}; about {chance:.0f} of {asked.total()} would be by chance."
+
+
+def _most(asked: Counter[Pair], differ: Counter[Pair]) -> bool:
+    return differ.total() > asked.total() / 2
+
+
+def _compared(tables: Tables) -> dict[str, tuple[str, str]]:
+    """What is compared; without score components of version 0.2, which were others."""
+    return {name: of for name, of in COMPARED.items() if not (tables.old_components and of[1].endswith("_share"))}
 
 
 SECTIONS = {"mechanism": mechanism, "texts": texts}

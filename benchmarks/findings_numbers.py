@@ -21,9 +21,10 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 
 @dataclass
 class Part:
-    """A section: what goes into the summary at the top, its paragraphs, and how often something was compared for it."""
+    """A section: its sentences at the top of the page, its paragraphs, and how often something was compared for it."""
 
     short: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)  # what could not be decided
     text: list[str] = field(default_factory=list)
     compared: int = 0
 
@@ -87,7 +88,7 @@ class Number:
     @property
     def percent(self) -> str:
         """A share."""
-        return f"{plus_minus(100 * self.value, 100 * self.error)} %" if self.known else "–"
+        return f"{plus_minus(100 * self.value, 100 * self.error)}%" if self.known else "–"
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,12 @@ class Tables:
         documents = self.entries["documents"]
         noted = self.entries.get("groups", documents)
         return noted.where(noted > 0, documents).clip(upper=documents)
+
+    @property
+    def old_components(self) -> bool:
+        """Whether score components are of version 0.2, which counted rotation within a bucket as query."""
+        versions = [tuple(map(int, str(each).split(".")[:2])) for each in set(self.entries["qkscope"])]
+        return min(versions) < (0, 3)
 
     def text(self, column: str, model: str) -> str:
         """What the table of models says of one, such as how its weights are stored; empty where it says nothing."""

@@ -1,4 +1,4 @@
-"""Sections of docs/findings.md about what position is in heads: r at each window, and what scores are made of."""
+"""Sections of docs/findings.md about position in heads: r at several windows, and what decides scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from findings_numbers import Number, Part, Place, Tables, cases, table
 
 from qkscope.words.phrases import listed
 
+MIDDLE = 2048  # tokens
 SHARES = {
     "position_share": "position",
     "query_position_share": "query-position",
@@ -47,8 +48,8 @@ def position(tables: Tables) -> Part:
     return Part(
         short=[_window_effect(tables, ends)],
         text=[
-            "Mean r_q and r_k on PC0, and the share of heads that are position-dominated (both above 0.7), over the "
-            "first tokens of each document. Windows with fewer than 1,000 tokens of a head are left out."
+            "Mean r_q and r_k on PC0 and the share of position-dominated heads (both above 0.7), at the shortest "
+            "window with 1,000 tokens per head, at 2,048 tokens, and at the longest window."
             f"{_held_fixed(tables)}",
             _windows_table(tables),
             _sizes(tables),
@@ -79,13 +80,13 @@ def _window_effect(tables: Tables, ends: list[End]) -> str:
         ways[end[2][1].minus(end[1][1]).sign].append(end)
     moved = [*ways[1], *ways[-1]]
     if not moved:
-        return f"Mean r_q differs between the shortest and the longest window in none of {cases(len(ends))}."
-    words = {1: "rises in", -1: "falls in", 0: "is not told apart in"}
+        return f"**r does not depend on the window**: the change is not significant in any of {cases(len(ends))}."
+    words = {1: "rises in", -1: "falls in", 0: "does not change significantly in"}
     said = [f"{words[way]} {tables.grouped([each[0] for each in of])}" for way, of in ways.items() if of]
     place, (short, first), (long, last) = max(moved, key=lambda each: abs(each[2][1].value - each[1][1].value))
     return (
-        "**r depends on the window.** With the same weights and documents, mean r_q from the shortest window to the "
-        f"longest {'; '.join(said)}. The largest change is in {place.said}: {first} at {short:,} tokens, {last} at "
+        "**r depends on the window.** With the same weights and documents, from the shortest to the longest window, "
+        f"mean r_q {'; '.join(said)}. The largest change is in {place.said}: {first} at {short:,} tokens, {last} at "
         f"{long:,}."
     )
 
@@ -103,16 +104,15 @@ def _held_fixed(tables: Tables) -> str:
     common = sorted({int(window) for window in tables.entries.get("common_window", ())})
     other = f" and {listed([f'{window:,}' for window in common])} tokens" if common else ""
     return (
-        f" Errors at windows other than the longest{other} hold covariances fixed, and with them PC0: that it turns "
-        "with other documents is not in them, and they can be several times too small "
-        "([errors.md](errors.md#what-is-kept-constant))."
+        f" Errors at windows other than the longest{other} keep covariances, and so PC0, constant (version 0.2): they "
+        "can be several times too small or too large ([errors.md](errors.md#first-order-errors))."
     )
 
 
 def _windows_table(tables: Tables) -> str:
     rows, names = [], []
     for place in models(tables, "windows"):
-        for window in sorted({w for corpus in tables.corpora for w in _windows(tables, tables.other(place, corpus))}):
+        for window in _shown({w for corpus in tables.corpora for w in _windows(tables, tables.other(place, corpus))}):
 
             def cell(column: str, window: int = window) -> Callable[[Place], str]:
                 return lambda where: str(tables.number("windows", column, where, window))
@@ -126,15 +126,20 @@ def _windows_table(tables: Tables) -> str:
     return table(["model", "window", *names], rows)
 
 
+def _shown(windows: set[int]) -> list[int]:
+    """The shortest, the longest, and 2,048 tokens; the kept tables have all."""
+    return sorted({min(windows), MIDDLE, max(windows)} & windows) if windows else []
+
+
 def _sizes(tables: Tables) -> str:
-    """r_k beside its size at the longest window, for each model and kind of layer."""
+    """The size of r_k at the longest window, for each model and layer type."""
     kinds = [place for place in models(tables, "kinds") if place.kind != "all"]
     places = sorted([*models(tables, "signal"), *kinds], key=lambda place: list(tables.models).index(place.model))
     if not any(_signal(tables, "r_k_abs", tables.other(p, c)).known for p in places for c in tables.corpora):
         return ""
     columns: dict[str, Callable[[Place], str]] = {
         name: lambda place, column=column: str(_signal(tables, column, place))
-        for name, column in (("r_q", "r_q"), ("r_k", "r_k"), ("\\|r_k\\|", "r_k_abs"))
+        for name, column in (("\\|r_k\\|", "r_k_abs"),)
     }
     names, cells = side_by_side(tables, columns, places)
     rows = [[place.name, *cell] for place, cell in zip(places, cells, strict=True)]
@@ -143,8 +148,8 @@ def _sizes(tables: Tables) -> str:
         for place in tables.places()
         if _signal(tables, "r_k_abs", place).ahead_of(_signal(tables, "r_k", place).size)
     ]
-    both = f" It is significantly above |mean r_k| in {tables.grouped(signs)}: heads of both signs." if signs else ""
-    return f"At the longest window, with mean |r_k|, and by kind of layer.{both}\n\n" + table(["model", *names], rows)
+    both = f" It exceeds |mean r_k| significantly in {tables.grouped(signs)}: heads of both signs." if signs else ""
+    return f"Mean |r_k| at the longest window.{both}\n\n" + table(["model", *names], rows)
 
 
 def _signal(tables: Tables, column: str, place: Place) -> Number:
@@ -156,28 +161,32 @@ def _signal(tables: Tables, column: str, place: Place) -> Number:
 
 
 def scores(tables: Tables) -> Part:
-    """The parts of the variance of scores."""
+    """Which keys win, and what decides scores where the run measured that with RoPE's rotation within buckets."""
+    shares = {} if tables.old_components else SHARES
     rows = []
     for first in tables.places():
         for place in tables.with_kinds(first, "scores"):
-            cells = [tables.number("scores", name, place).percent for name in SHARES]
+            cells = [tables.number("scores", name, place).percent for name in shares]
             row = tables.rows("scores", place).iloc[0]
             rows.append([place.corpus, place.name, *cells, str(tables.number("scores", "late_advantage", place)),
                          f"{int(row['late_wins'])} / {int(row['early_wins'])} of {int(row['heads'])}"])  # fmt: skip
-    columns = ["corpus", "model", *SHARES.values(), "late advantage", "late / early keys win"]
+    columns = ["corpus", "model", *shares.values(), "late advantage", "later / earlier keys win"]
+    text = [
+        "Late advantage: by how many standard deviations of a query's scores the last key wins over the first, at the "
+        "longest window. Later (earlier) keys win: heads in which it is significantly above (below) 0.",
+        table(columns, rows),
+    ]
+    if not tables.old_components:
+        return Part(
+            text=[f"Components of the variance of scores ([lenses/score.md](lenses/score.md)). {text[0]}", text[1]]
+        )
+    missing = (
+        "Score components were measured with version 0.2, which counted RoPE's rotation within a bucket mostly as "
+        "*query*. They are not shown, and no components are ranked; [lenses/score.md](lenses/score.md) has corrected "
+        "ones of two of these models."
+    )
     return Part(
-        text=[
-            "Of the variance of a query's scores over the keys that it sees, at the longest window: *position* is the "
-            "mean query and where keys are, *query-position* queries that use position differently, *preference* the "
-            "mean query and what keys are beyond position, *query* both. Late advantage: by how many standard "
-            "deviations the last key wins over the first. Late (early) keys win: in how many heads it is significantly "
-            "above (below) 0.",
-            "**These shares come from version 0.2.0, which counts RoPE's rotation of the mean query and key within a "
-            "bucket mostly as *query*.** With that rotation, position is larger and query smaller; "
-            "[lenses/score.md](lenses/score.md) compares both with all actual scores of two of these models. So this "
-            "page ranks no components.",
-            table(columns, rows),
-        ],
+        open=["which score component is largest (measured with version 0.2's breakdown)"], text=[*text, missing]
     )
 
 

@@ -1,8 +1,11 @@
-"""The section of docs/findings.md about how much of r RoPE alone predicts."""
+"""The section of docs/findings.md about the rotated-mean prediction."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from findings_numbers import Number, Part, Place, Tables, cases, spoken, table
+from findings_position import models, side_by_side
 
 from qkscope.words.phrases import listed
 
@@ -19,12 +22,12 @@ def rope(tables: Tables) -> Part:
     return Part(
         short=[_rope_short(tables, short, long)] if long else [],
         text=[
-            "RoPE alone: the mean and covariance of a head's queries and keys before rotation, taken as if they did "
-            "not depend on position, and turned ([lenses/rope.md](lenses/rope.md)). Excess is measured minus "
-            "predicted: above 0, hidden states add position; below 0, position before rotation, or a spread that "
-            "depends on it, takes from it. Correlation: of measured with predicted r over heads. Only heads with a "
-            "prediction count.",
-            *(f"**{corpus.capitalize()}**\n\n{_rope_table(tables, corpus)}" for corpus in tables.corpora),
+            "The prediction rotates the mean and covariance of a head's queries and keys before RoPE, which are "
+            "learned, as if they did not depend on position ([lenses/rope.md](lenses/rope.md)). Excess = measured − "
+            "predicted. Positive: hidden states carry additional positional information. Negative: they counteract "
+            "it. Correlations: of measured and predicted r_q, r_k over heads. Rows: the shortest window with a "
+            "prediction, and the longest. The predicted r is the measured one minus the excess.",
+            _rope_table(tables),
             _rope_trend(tables, known),
             _unpredicted(tables),
         ],
@@ -39,23 +42,19 @@ def _known_windows(tables: Tables, place: Place) -> list[int]:
 
 
 def _rope_short(tables: Tables, short: list[Found], long: list[Found]) -> str:
-    """How much of r_q RoPE alone gives at both ends, where it fails for keys, and whether it tells heads apart."""
+    """How much of r_q is predicted at both ends, where the prediction fails for keys, and how well it orders heads."""
     mostly = [[each for each in found if _gives_half(tables, each)] for found in (long, short)]
     everywhere = [len(some) == len(found) for some, found in zip(mostly, (long, short), strict=True)]
     title = (
-        "What RoPE alone gives." if not everywhere[0] else "RoPE alone gives most of r_q."
-        if everywhere[1] else "At the longest window RoPE alone gives most of r_q."
+        "The rotated-mean prediction explains part of r_q." if not everywhere[0]
+        else "The rotated-mean prediction explains most of r_q." if everywhere[1]
+        else "The rotated-mean prediction explains most of r_q at the longest window."
     )  # fmt: skip
     said = (
         f"**{title}** It gives more than half of mean r_q in {len(mostly[0])} of {cases(len(long))} at the longest "
-        f"window{_shares(tables, long)}, and in {len(mostly[1])} at the shortest that has a prediction"
-        f"{_shares(tables, short)}."
+        f"window{_shares(tables, long)}, and in {len(mostly[1])} at the shortest."
     )
-    apart = [sum(bool(_number(tables, f"{name}_excess", each).sign) for each in long) for name in ("r_q", "r_k")]
-    return (
-        f"{said} Measured and predicted r differ significantly at the longest window in {apart[0]} (r_q) and "
-        f"{apart[1]} (r_k).{_failures(tables, short, long)}{_over_heads(tables, long)}"
-    )
+    return f"{said}{_failures(tables, short, long)}{_over_heads(tables, long)}"
 
 
 def _failures(tables: Tables, short: list[Found], long: list[Found]) -> str:
@@ -64,8 +63,8 @@ def _failures(tables: Tables, short: list[Found], long: list[Found]) -> str:
     fails = {end: [each[0] for each in _by_kind(tables, found) if _fails(tables, each)] for end, found in ends}
     named = [f"at the {end} window in {tables.grouped(places)}" for end, places in fails.items() if places]
     if not named:
-        return " For keys it is off by more than half of what it predicts in no case."
-    return f" **For keys it fails**, off by more than half of what it predicts, {' and '.join(named)}."
+        return " For keys it is never off by more than half of the prediction."
+    return f" For keys it fails (off by more than half of the prediction) {' and '.join(named)}."
 
 
 def _by_kind(tables: Tables, found: list[Found]) -> list[Found]:
@@ -88,7 +87,7 @@ def _fails(tables: Tables, found: Found) -> bool:
 
 
 def _shares(tables: Tables, found: list[Found]) -> str:
-    """` (from 77 % in A to 104 % in B)`: predicted over measured r_q, where that is above 0."""
+    """` (77% in A to 104% in B)`: predicted over measured r_q, where that is above 0."""
     shares = []
     for each in found:
         measured = _number(tables, "r_q", each)
@@ -97,11 +96,11 @@ def _shares(tables: Tables, found: list[Found]) -> str:
     if not shares:
         return ""
     (low, least), (high, most) = min(shares), max(shares)
-    return f" ({100 * low:.0f} % of it in {least} to {100 * high:.0f} % in {most})"
+    return f" ({100 * low:.0f}% in {least} to {100 * high:.0f}% in {most})"
 
 
 def _over_heads(tables: Tables, found: list[Found]) -> str:
-    """Whether the prediction tells heads apart; means can agree where heads do not."""
+    """How well the prediction orders heads; means can agree where heads do not."""
     said = []
     for name in ("r_q", "r_k"):
         known = [(_number(tables, f"{name}_corr", each).value, each[0]) for each in _by_kind(tables, found)]
@@ -109,10 +108,10 @@ def _over_heads(tables: Tables, found: list[Found]) -> str:
         if known:
             values, weak = [value for value, _ in known], [place for value, place in known if value < WEAK]
             below = f", below {WEAK} in {tables.grouped(weak)}" if weak else ""
-            said.append(f"for {name} {' to '.join(_plain(end) for end in (min(values), max(values)))}{below}")
+            said.append(f"{' to '.join(_plain(end) for end in (min(values), max(values)))} ({name}){below}")
     if not said:
         return ""
-    return f" Means can agree where heads do not: their correlation with the prediction is {'; '.join(said)}."
+    return f" Over heads, measured and predicted r correlate at {' and '.join(said)}."
 
 
 def _plain(value: float) -> str:
@@ -120,23 +119,30 @@ def _plain(value: float) -> str:
     return "–" if value != value else f"{value:.2f}".replace("-", "−")
 
 
-def _rope_table(tables: Tables, corpus: str) -> str:
-    rows = []
-    for first in tables.places(corpus):
-        for place in tables.with_kinds(first, "rope"):
-            for window in _known_windows(tables, place):
-                row = tables.rows("rope", place)
-                row = row[row["window"] == window].iloc[0]
-                cells = []
-                for name in ("r_q", "r_k"):
-                    cells += [str(tables.number("rope", c, place, window)) for c in
-                              (name, f"{name}_rope", f"{name}_excess")]  # fmt: skip
-                    cells.append(_plain(row[f"{name}_corr"]))
-                dominated = " / ".join(f"{100 * row[name]:.0f} %" for name in ("dominated", "dominated_rope"))
-                rows.append([place.name, f"{window:,}", f"{int(row['heads'])}", *cells, dominated])
-    columns = ["model", "window", "heads", *(cell for name in ("r_q", "r_k") for cell in
-               (name, "RoPE alone", "excess", "correlation")), "position-dominated, measured / RoPE alone"]  # fmt: skip
-    return table(columns, rows)
+def _rope_table(tables: Tables) -> str:
+    """A row for each model, layer type and end, with the corpora side by side."""
+    rows, names = [], []
+    for place in models(tables, "rope"):
+        windows = {w for corpus in tables.corpora for w in _known_windows(tables, tables.other(place, corpus))}
+        for window in _ends(sorted(windows)):
+
+            def excess(name: str, window: int = window) -> Callable[[Place], str]:
+                return lambda where: str(tables.number("rope", f"{name}_excess", where, window))
+
+            def correlation(where: Place, window: int = window) -> str:
+                both = (_number(tables, f"{name}_corr", (where, window)).value for name in ("r_q", "r_k"))
+                return ", ".join(_plain(each) for each in both)
+
+            columns = {"excess of r_q": excess("r_q"), "excess of r_k": excess("r_k"), "correlations": correlation}
+            names, cells = side_by_side(tables, columns, [place])
+            heads = max(_number(tables, "heads", (tables.other(place, c), window)).value for c in tables.corpora)
+            rows.append([f"{place.name}, {heads:.0f} heads", f"{window:,}", *cells[0]])
+    return table(["model", "window", *names], rows)
+
+
+def _ends(windows: list[int]) -> list[int]:
+    """The shortest and the longest; the kept tables have all."""
+    return sorted({windows[0], windows[-1]}) if windows else []
 
 
 def _rope_trend(tables: Tables, known: dict[Place, list[int]]) -> str:
@@ -155,9 +161,8 @@ def _rope_trend(tables: Tables, known: dict[Place, list[int]]) -> str:
         rows.append([label, *cells])
     order = listed([spoken(corpus) for corpus in tables.corpora])
     return (
-        "The size of the excess from the shortest window to the longest, on "
-        f"{order} in this order: + larger, − smaller, 0 not significant, · not known.\n\n"
-        + table(["model", "of r_q", "of r_k"], rows)
+        f"Size of the excess from the shortest to the longest window, on {order} (in this order): + grows, − shrinks, "
+        "0 not significant, · unknown.\n\n" + table(["model", "of r_q", "of r_k"], rows)
     )
 
 

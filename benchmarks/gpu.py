@@ -95,5 +95,5 @@ def gpu(quick: bool) -> Found:
         layout = capture_layout(length)
         sums = predict_sizes(layout, [facts]).memory
         text = f"{workspace_bytes(layout, facts, length) / 2**30:.2f} GiB, and {sums / 2**20:.0f} MiB of sums per layer"
-        found.row(f"bound on memory beside the sums, {name}, one document of {length} tokens", text, "computed")
+        found.row(f"bound on memory besides the sums, {name}, one document of {length} tokens", text, "computed")
     return found

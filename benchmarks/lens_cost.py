@@ -120,7 +120,7 @@ def by_lens(found: Found) -> None:
     names = [lens.name for lens in registered() if tables_of(lens.name)]
     seconds = {name: processor_seconds(lambda name=name: analysed(moments, FEW, name)) * scale for name in names}
     for name, each in sorted(seconds.items(), key=lambda item: -item[1]):
-        found.row(f"lens `{name}` by itself, processor time for 36 layers", f"{each:.1f} s", "stated")
+        found.row(f"lens `{name}` alone, processor time for 36 layers", f"{each:.1f} s", "stated")
 
 
 def growth(found: Found, quick: bool) -> None:

@@ -1,4 +1,4 @@
-"""The page in Chromium: how large it is, how long until it can be used, and how much script a step of the slider takes.
+"""The page in Chromium: how large it is, how long until usable, and how much script a step of the slider takes.
 
 The study is made up (tests/page_study.py): ten checkpoints of 576 heads, ten components, both windows, every lens. The
 same tables are also shown by the page that this one replaced, taken out of the history of this repository, so that
@@ -121,10 +121,10 @@ def add_rows(found: Found, folder: Path, what: str) -> None:
     if before is None:
         found.notes.append("The page before could not be made here, so there is no ratio to it.")
     found.row(f"page of {what}: file", f"{now['megabytes']:.2f} MB", "< 6 MB", now["megabytes"] < MEGABYTES)
-    limits = {"ready": ("until it can be used", READY, "≤ 1 s")}
-    limits |= {f"step, {name}": (f"script of a slider step, {name} in sight", STEP, "≤ 50 ms") for name, _ in PLACES}
+    limits = {"ready": ("until usable", READY, "≤ 1 s")}
+    limits |= {f"step, {name}": (f"script of a slider step, {name} visible", STEP, "≤ 50 ms") for name, _ in PLACES}
     for key, (words, limit, target) in limits.items():
-        ratio = f", {now[key] / before[key]:.2f} of the page before" if before else ""
+        ratio = f", {now[key] / before[key]:.2f} of the previous page" if before else ""
         found.row(f"page of {what}: {words}", f"{now[key]:.0f} ms{ratio}", target, now[key] <= limit)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from fidelity import CASES, ROOT, Case, unpack_speeches, unpack_weights
-from plasticity_errors import PAIRS, errors_with_covariances, errors_with_queries, layers_of
+from plasticity_errors import PAIRS, errors_with_queries, layers_of
 
 from qkscope.lenses.plasticity.grid import cells_of, distance_class, first_seen
 from qkscope.lenses.plasticity.table import plasticity
@@ -133,7 +133,7 @@ def compared(table: pd.DataFrame) -> list[str]:
     within = (wide["ap", CLOSED] - wide["ap", COUNTING]).abs()
     ranks = wide["ap"][[CLOSED, COUNTING]].corr(method="spearman").iloc[0, 1]
     told = (
-        f"Closed form against counting, {len(wide)} heads: 95 % are within {within.quantile(0.95):.3f}, the worst is "
+        f"Closed form against counting, {len(wide)} heads: 95% are within {within.quantile(0.95):.3f}, the worst is "
         f"{within.max():.3f} off; rank correlation {ranks:.3f}."
     )
     return [*lines, "", told]
@@ -287,8 +287,7 @@ def main() -> int:
         return 0  # buckets and errors are those of the first model
     results = captured(first, options.wheels, options.work)
     write(options.page, "buckets", fewer_buckets(results, first.name))
-    about = errors_with_covariances(), errors_with_queries(results, first.name)
-    write(options.page, "errors", [*about[0], "", *about[1]])
+    write(options.page, "errors", errors_with_queries(results, first.name))
     return 0
 
 

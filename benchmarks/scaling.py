@@ -68,10 +68,9 @@ def smollm3() -> Case:
         "two and to 65536 at two.",
         works,
         {"1 GPU": Cluster(devices=1), "8 GPUs": Cluster(devices=8)},
-        f"The two checkpoints at 65536 tokens compute {duration(2 * computing(works[-1]))} of the "
-        f"{duration(sum(map(computing, works)))} in all. A checkpoint at 4096 tokens computes "
-        f"{duration(computing(works[0]))}. Documents are tokenized once for all, as far as the longest context: "
-        f"{duration(tokenizing(works))}, before anything else runs.",
+        f"The two checkpoints at 65536 tokens take {duration(2 * computing(works[-1]))} of "
+        f"{duration(sum(map(computing, works)))}; one at 4096 tokens takes {duration(computing(works[0]))}. Tokenizing "
+        f"comes first, once for all: {duration(tokenizing(works))}.",
     )
 
 
@@ -94,18 +93,17 @@ def llama_70b() -> Case:
     given = estimate(works, tight)
     return Case(
         "A 70B model at 128K context",
-        "80 layers, 64 query and 8 key heads of width 128, one checkpoint, 200 documents of 131072 tokens. A document "
-        "is never split, so one forward pass is one document.",
+        "80 layers, 64 + 8 heads of width 128, one checkpoint, 200 documents of 131072 tokens. Documents are never "
+        "split: one forward pass each.",
         works,
         {
             "4 nodes of 8 GPUs, 8 per model": Cluster(devices=32, devices_per_model=8),
             "the same, as few per model as fit": tight,
         },
-        "Attention costs more than the matrices, and activations of 128K tokens take more memory than an eighth of the "
-        "weights. With eight GPUs per model seven wait at any moment; as few as fit give more workers on the same "
-        f"machines. {given.shards} shards for {given.workers} workers then leave one without any: with `shard_tokens: "
-        f"{25 * 131072}` (25 documents) there are {even.shards}. Shards of one document would divide as well, but "
-        f"{works[0].tokens // 131072} shard files of {scaled(works[0].sizes.file)}B would wait to be merged.",
+        "Attention costs more than the matrices. **Give a model as few devices as it fits in**: that makes more "
+        f"workers. {given.shards} shards leave one of {given.workers} workers idle; `shard_tokens: {25 * 131072}` (25 "
+        f"documents) makes {even.shards}. Shards of one document would leave {works[0].tokens // 131072} files of "
+        f"{scaled(works[0].sizes.file)}B to merge.",
     )
 
 
@@ -133,120 +131,100 @@ def sweep() -> Case:
             "64 GPUs, `--evict`": Cluster(devices=64, evict=True),
             "8 GPUs, `--evict`": Cluster(devices=8, evict=True),
         },
-        "GPU time is a small part of the cost: a checkpoint is computed in "
-        f"{duration(computing(works[0]))} on one GPU, so 64 ask for the next every "
-        f"{duration(computing(works[0]) / 64)}, but the link needs "
-        f"{duration(works[0].stored / Cluster().download)} for each. {longest(works)} "
-        f"Moments are {works[0].sizes.file / works[0].stored:.0%} of the size of the weights: with "
-        f"`buckets: 4` and `groups: 4` they are {scaled(slim)}B in place of "
-        f"{scaled(sum(each.sizes.file for each in works))}B.",
+        f"**Downloads limit sweeps.** A GPU computes a checkpoint in {duration(computing(works[0]))}, so 64 need one "
+        f"every {duration(computing(works[0]) / 64)}; the link takes {duration(works[0].stored / Cluster().download)}. "
+        f"{longest(works)} Moments are {works[0].sizes.file / works[0].stored:.0%} of the weights; `buckets: 4` and "
+        f"`groups: 4` reduce them from {scaled(sum(each.sizes.file for each in works))}B to {scaled(slim)}B.",
     )
 
 
 INTRO = """# Scaling
 
-What a study costs before it is run, and what to change where the cost is. `qkscope plan STUDY --estimate` computes it
-from the models' configs, the documents' lengths and a description of the cluster; nothing is loaded. This page is
-written by `python benchmarks/scaling.py --write` with the same functions, for studies that are larger than what its
-tests can run.
+`qkscope plan STUDY --estimate` computes what a study costs (device hours, memory, disk, network, wall time,
+bottleneck) from model configs, document lengths, and a description of the cluster; nothing is loaded. Examples:
+SmolLM3-3B, ten checkpoints up to 64K, takes {smollm3} on 8 A100s; a 70B model at 128K, {llama} on 32; a sweep of
+1,000 1.4B checkpoints is limited by downloads. `python benchmarks/scaling.py --write` writes this page.
 
 ## How work is divided
 
-- A checkpoint's documents are cut into **shards** of `shard_tokens` tokens (whole documents, at least one). Shards are
-  a function of the study alone, so any number of workers ends in the same sums.
-- A **worker** is one model on one or more devices. It loads a checkpoint, runs shards of it, and writes each shard's
-  sums when it is finished. It keeps the model between shards of one checkpoint.
-- When a checkpoint's last shard is there, shards are added up in plan order into one moments file and dropped. The
-  sums of a checkpoint that is one shard are written as its moments file at once.
-- While a checkpoint computes, the weights of the one that its worker gets next are downloaded and read: one ahead for
-  each worker.
-- Tables are made from moments files on one machine, while other checkpoints run: by one process, whose threads take
-  whole layers. What is left when the capture ends is shared by a process for each core, as far as memory allows.
-- Where a model is spread over several devices, its layers follow one another, so its devices take turns. Each layer's
-  sums lie on the layer's device. Several devices per model buy memory, not speed.
+- A checkpoint's documents are cut into **shards** of `shard_tokens` tokens (whole documents). Shards depend on the
+  study alone, so any number of workers gives the same sums.
+- A **worker** is one model on one or more devices. It runs shards and writes each one's sums; it keeps the model
+  between shards of a checkpoint, and prefetches the next checkpoint's weights.
+- A checkpoint's shards are added up in plan order into one moments file. Tables are made from moments on one machine,
+  while other checkpoints run.
+- A model spread over several devices runs its layers in sequence, so devices take turns: they add memory, not speed.
 
 ## Engines
 
 | engine | for | how |
 |---|---|---|
 | `--engine local` | one machine | this process with all its devices, or `--workers N` processes that share them |
-| `--engine ray` | a cluster, `pip install "qkscope[ray]"` | `--ray-address` or `RAY_ADDRESS`; else one of its own |
+| `--engine ray` | a cluster, `pip install "qkscope[ray]"` | `--ray-address` or `RAY_ADDRESS`; else its own |
 | none | a batch system | `qkscope plan STUDY` prints a command per shard, `qkscope shard STUDY K` runs one |
 
-Worker processes get one GPU each when there are N, disjoint blocks when there are more, and share the cores. Ray
-workers take `--cpus-per-worker` and `--gpus-per-worker`; by default a GPU each, or a whole node where there are none.
-
-A free worker gets a shard of the checkpoint that it has loaded; else of one that nobody works on; else it helps where
-most is left. When a worker, a node or a whole run dies, the shard in flight is done again and nothing else
-([durability](durability.md)). Merging goes in plan order, from files, so the tables are the same bytes with any engine
+N local workers get one GPU each if there are N, equal blocks if there are more, and share the cores. Ray workers take
+`--cpus-per-worker` and `--gpus-per-worker`; by default a GPU each, or a whole node without GPUs. A free worker takes
+shards of its loaded checkpoint, then of an unstarted one, then helps where most is left. If a worker, node, or run
+dies, only the shard in flight is repeated ([durability](durability.md)). Tables are byte-identical with any engine
 and number of workers on the same kind of processor.
 
-On Ray, models and documents must be reachable from every node: a shared disk, or the Hub. The results folder need not
-be: a worker that does not see it returns its sums through Ray's object store, and the run writes them.
+On Ray, all nodes must reach models and documents (a shared disk or the Hub), but not the results folder:
 
     ray start --head                                   # on the first node; the others: ray start --address=HEAD:6379
     qkscope run study.yaml --engine ray --ray-address auto --out results/study
 
-For SLURM, with the results folder on a shared disk:
+On SLURM, with the results folder on a shared disk:
 
     #!/bin/sh
     #SBATCH --gpus=1 --array=0-79                      # 0 to $(qkscope plan study.yaml --count) - 1
     qkscope shard study.yaml "$SLURM_ARRAY_TASK_ID" --out results/study
 
-and for one machine without any of these, eight at a time:
+On one machine, eight at a time:
 
     qkscope plan study.yaml --out results/study | xargs -P 8 -I{{}} sh -c '{{}}'
 
-In both cases `qkscope run study.yaml --out results/study` makes the tables at the end, and would run what is missing.
-Every `qkscope shard` plans the whole study first, and the first one also tokenizes the documents and leaves the tokens
-in the results folder for the others, so shards should be minutes of work.
+Then `qkscope run study.yaml --out results/study` makes the tables. Each `qkscope shard` plans the study first, and
+the first one tokenizes the documents for all, so shards should take minutes.
 
-An engine is one module in `src/qkscope/run/engines` with a class `<Name>Engine` that runs tasks and reports finished
-shards; `ENGINES` lists the names.
+An engine is a module in `src/qkscope/run/engines` with a class `<Name>Engine`; `ENGINES` lists them.
 
-## What is counted
+## Formulas
 
-For L layers, h query and g key heads of width d, context T, n documents, B buckets, G groups, W = 2 where
-the common window is shorter than the context, else 1, and p = d(d + 1)/2. The last group's squares follow from the
-others'. Sketches keep m = 4 directions per head (8 for a key head that several query heads read) over S spans: position
-0, and between consecutive doublings, except for the last part of each of the W spans. Before rotation, sketches keep
-s = 2 directions per head over the W spans. Sums do not depend on the number of tokens:
+L layers, h query and g KV heads of width d, context T, n documents, B buckets, G groups, W = 2 if the common window
+is shorter than the context, else 1, p = d(d + 1)/2. Sketches keep m = 4 directions per head (8 per shared KV head)
+over S spans: position 0, and between doublings, except the last part of each of the W spans; before RoPE, s = 2
+directions per head over the W spans. Sums do not depend on the number of tokens.
 
 | quantity | formula |
 |---|---|
-| matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, of routed experts those a token visits |
+| matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, routed experts as visited |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
-| sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token: an upper bound; {precision} |
+| sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token at most; {precision} |
 | sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · ((G - 1) · W · 3/4 · d² + 2 · G · B · d) bytes per head |
-| sketches | 4 · (m · d + G · S · (m · d + 1)) bytes per head more |
-| before rotation | 4 · (d² + B · G · d + d + s · d · (1 + G · W) + G · W) bytes per head more |
+| sketches, memory | 4 · (m · d + G · S · (m · d + 1)) bytes per head |
+| before RoPE, memory | 4 · (d² + B · G · d + d + s · d · (1 + G · W) + G · W) bytes per head |
 | moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
-| sketches | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head more |
-| before rotation | 4 · (p + B · (d + G) + (2 + s) · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head more |
-| disk at most | all moments files, shard files of as many sharded checkpoints as there are workers, downloads |
-| downloads | each checkpoint once; with `--evict` those of two checkpoints for each worker are there |
+| sketches, file | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head |
+| before RoPE, file | 4 · (p + B · (d + G) + (2 + s) · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head |
+| disk at most | moments files, shards of as many checkpoints as workers, downloads |
+| downloads | each checkpoint once; with `--evict` two checkpoints per worker are on disk |
 
-`tests/test_estimate.py` compares these with real runs on small shapes: FLOPs with torch's own counter, memory of sums
-with the tensors, disk with the files. FLOPs of the sums are those of plain products; the tests let the
-real ones be up to 2.5 times fewer, which leaves room for making use of symmetry. The rest is rough: activations are
-about what one layer holds at its widest; times are amounts divided by rates.
+`tests/test_estimate.py` compares these with real runs: FLOPs with torch's counter (sums: up to 2.5 times fewer, for
+symmetry), memory with tensors, disk with files. Activations are those of one layer at its widest; times are amounts
+divided by rates.
 
 Assumed, unless options say otherwise:
 
 {assumed}
 
-All masks are taken for causal. Kernels are taken to skip masked pairs and to hold no scores. For layers with a window
-transformers gives torch's SDPA a mask of T² entries instead; its memory is counted under activations, the masked pairs
-are not counted as FLOPs. Raw vectors (`--vectors`), tables (a few percent of the moments' size) and the report are not
-counted.
-
-Times are lower bounds: shards are taken to divide evenly over the workers, and each checkpoint to be loaded once. All
-workers share the link to the Hub and the storage of the results. The tokens of all documents are in the results folder
-(`.tokens`, 4 bytes for each token of the longest context); a worker that does not see it reads and tokenizes its
-documents again.
+Masks are taken as causal, and kernels as skipping masked pairs. Windowed layers get a T² mask from transformers,
+counted as activations. Raw vectors (`--vectors`), tables (a few percent of moments), and reports are not counted.
+Times are lower bounds: even shards, each checkpoint loaded once, link and storage shared by all workers. Token ids
+take 4 bytes per token of the longest context (`.tokens`); workers that do not see the results folder tokenize again.
 """
 
-BOTTLENECKS = """## What becomes the bottleneck, and what to change
+BOTTLENECKS = """## Bottlenecks and remedies
 
 | where the time goes | what to change |
 |---|---|
@@ -254,8 +232,7 @@ BOTTLENECKS = """## What becomes the bottleneck, and what to change
 | memory | `batch_tokens` as low as the context; more devices per model; fewer `buckets` and `groups` |
 | disk | `--evict`; fewer `buckets` and `groups`; larger `shard_tokens` |
 
-`layers:` and `heads:` choose what the tables show; sums are made of all layers and heads, so these two change only the
-time of the tables.
+`layers:` and `heads:` choose what tables show and change only their time; sums cover all layers and heads.
 """
 
 
@@ -281,11 +258,11 @@ def precision() -> str:
 def longest(works: list[CheckpointWork]) -> str:
     found = estimate(works, Cluster(devices=64))
     share = found.seconds[found.bottleneck] / found.wall
-    return f"With 64 GPUs {share:.0%} of the time goes into {found.bottleneck}."
+    return f"With 64 GPUs, {found.bottleneck} take {share:.0%} of the time."
 
 
 def section(case: Case) -> str:
-    found = {name: estimate(case.works, cluster) for name, cluster in case.clusters.items()}
+    found = estimates(case)
     columns = [dict(cost_rows(each)) for each in found.values()]
     lines = [f"## {case.title}", "", case.about, "", f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
     lines.append(row("workers × devices", [f"{each.workers} × {each.devices_per_model}" for each in found.values()]))
@@ -293,11 +270,19 @@ def section(case: Case) -> str:
         lines.append(row(name, [column[name] for column in columns]))
         if name == "wall time":
             lines.append(row("of it", [time_shares(each) for each in found.values()]))
-    lines += ["", case.then, ""]
-    for name, each in found.items():
-        said = limit_lines(each)
-        lines.append(f"- {name}: {'; '.join(said)}.")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", case.then, *_waiting(found)]) + "\n"
+
+
+def estimates(case: Case) -> dict[str, Estimate]:
+    """What the study costs on each cluster."""
+    return {name: estimate(case.works, cluster) for name, cluster in case.clusters.items()}
+
+
+def _waiting(found: dict[str, Estimate]) -> list[str]:
+    """Limits other than the bottleneck, which the rows of times and the last section say."""
+    lines = [(name, line) for name, each in found.items() for line in limit_lines(each)]
+    others = [f"- {name}: {line}." for name, line in lines if not line.startswith("bottleneck")]
+    return ["", *others] if others else []
 
 
 def computing(each: CheckpointWork) -> float:
@@ -310,7 +295,9 @@ def tokenizing(works: list[CheckpointWork]) -> float:
 
 
 def row(name: str, cells: list[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+    """A row; a cell that repeats the one before it says so."""
+    shown = [cell if place == 0 or cell != cells[place - 1] else "same" for place, cell in enumerate(cells)]
+    return f"| {name} | {' | '.join(shown)} |"
 
 
 def time_shares(found: Estimate) -> str:
@@ -320,9 +307,11 @@ def time_shares(found: Estimate) -> str:
 
 def page() -> str:
     rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
+    cases = smollm3(), llama_70b(), sweep()
+    times = [duration(list(estimates(case).values())[1].wall) for case in cases]
     parts = [
-        INTRO.format(assumed=assumptions(), precision=precision()),
-        *map(section, (smollm3(), llama_70b(), sweep())),
+        INTRO.format(assumed=assumptions(), precision=precision(), smollm3=times[0], llama=times[1]),
+        *map(section, cases),
     ]
     return "\n".join([*parts, BOTTLENECKS.format(rows=rows)])
 

@@ -11,8 +11,8 @@ import pandas as pd
 from common import BENCH_PYTHON, MODEL, WORK, Found, document_ids, spread
 
 PREDECESSORS = {
-    "predecessor": "tuned, parquet as it is written by default",
-    "predecessor-uncompressed": "tuned, parquet without compression",
+    "predecessor": "tuned, default parquet",
+    "predecessor-uncompressed": "tuned, uncompressed parquet",
 }
 OTHERS = {
     "hooks": "(c) hooks and a running covariance",
@@ -100,7 +100,7 @@ def compare_paths(found: Found, results: dict[str, list[dict]], documents: int) 
         name = f"(a) {PREDECESSORS[variant]}, {documents} documents"
         ours, theirs = middle("qkscope", "beyond"), middle(variant, "beyond")
         text = f"{theirs / ours:.0f} times less ({ours:.2f} s against {theirs:.1f} s)"
-        quantity = f"everything beyond the plain forward, against {name}"
+        quantity = f"time beyond the plain forward, against {name}"
         found.row(quantity, text, "≥ 40 times less", theirs >= 40 * ours)
         slow, fast = middle(variant, "analysis"), middle("qkscope", "analysis")
         text = f"{slow / fast:.0f} times faster ({1000 * fast:.0f} ms against {slow:.1f} s)"

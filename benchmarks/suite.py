@@ -77,7 +77,7 @@ def products(quick: bool) -> Found:
     for width, q_heads, kv_heads, tokens in ((64, 9, 3, 2048), (128, 16, 4, 4096)):
         q, k = (torch.randn(1, tokens, heads, width).transpose(1, 2) for heads in (q_heads, kv_heads))
         facts = [LayerFacts(0, q_heads, kv_heads, width, rotary="rotary", rotation=halves_rotation(width))]
-        layouts = {"sums, also at rest": layout_of(tokens), "sums": replace(layout_of(tokens), unrotated_every=0)}
+        layouts = {"sums, also before RoPE": layout_of(tokens), "sums": replace(layout_of(tokens), unrotated_every=0)}
         x = torch.randn((q_heads + kv_heads) * 16, tokens // 16, width)
         out = torch.empty(len(x), width, width)
         seconds = {"square": [], **{name: [] for name in layouts}}

@@ -123,8 +123,8 @@ def compared(found: Found, what: str, measured: dict[int, dict[str, float]]) -> 
         found.row(f"{whose}, {name}", text, "flat", each[many] <= FLAT * each[few])
     kinds = (
         ("peak memory", "memory"),
-        ("of it in no file", "held"),
-        ("peak memory of a process beside it", "children"),
+        ("of it not on disk", "held"),
+        ("peak memory of a helper process", "children"),
     )
     for name, key in kinds:
         text = f"{measured[few][key]:.0f} → {measured[many][key]:.0f} MB"

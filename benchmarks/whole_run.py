@@ -98,7 +98,7 @@ def whole_run(quick: bool, documents: int = DOCUMENTS) -> Found:
     )
     found.row(f"time outside forward passes, from the command to the tables, {name}", text, "≤ 5 %", share <= 5)
     again = timed_run(study, out)
-    found.row("the same command again, when all is finished", f"{again['wall']:.1f} s", "stated")
+    found.row("the same command on finished results", f"{again['wall']:.1f} s", "stated")
     found.notes.append(
         "By phase, wall and processor seconds: "
         + ", ".join(f"{phase} {wall:.1f} and {used:.1f}" for phase, (wall, used) in first["spent"].items())

@@ -116,7 +116,7 @@ WIDE = Layer(width=32)  # Gemma 4's full-attention layers have wider heads, half
 
 FAMILIES = [
     Family("Llama", "llama"),
-    Family("OLMo 2", "olmo2", note="norm over all heads of queries and of keys, before rotation"),
+    Family("OLMo 2", "olmo2", note="norm over all heads, before RoPE"),
     Family("Qwen2", "qwen2"),
     Family(
         "Qwen2, windows on late layers",
@@ -124,8 +124,8 @@ FAMILIES = [
         [FULL, FULL, SLIDING, SLIDING],
         {**WINDOW, "use_sliding_window": True, "max_window_layers": 2},
     ),
-    Family("Qwen3", "qwen3", changes=WIDTH, note="norm per head, before rotation"),
-    Family("Qwen3-MoE", "qwen3_moe", changes={**WIDTH, **EXPERTS}, note="norm per head, before rotation"),
+    Family("Qwen3", "qwen3", changes=WIDTH, note="norm per head, before RoPE"),
+    Family("Qwen3-MoE", "qwen3_moe", changes={**WIDTH, **EXPERTS}, note="norm per head, before RoPE"),
     Family("SmolLM3", "smollm3", [FULL, FULL, FULL, NOPE], note="every fourth layer without RoPE"),
     Family("Mistral", "mistral", [SLIDING] * 4, WINDOW),
     Family("Ministral", "ministral", [SLIDING, FULL, SLIDING, FULL], {**WINDOW, **WIDTH, "layer_types": ALTERNATING}),
@@ -133,7 +133,7 @@ FAMILIES = [
         "Ministral 3",
         "ministral3",
         changes={**WIDTH, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}},
-        note="queries also times a factor that grows with position; YaRN scale in cos and sin",
+        note="query factor grows with position; YaRN scale in cos and sin",
     ),
     Family(
         "Gemma 2",
@@ -150,7 +150,7 @@ FAMILIES = [
         [SLIDING, SLIDING, SLIDING, FULL],
         {**WIDTH, **WINDOW, "layer_types": THREE_TO_ONE},
         score_scale=1 / 16,  # 1 / sqrt(query_pre_attn_scalar), which is 256
-        note="one RoPE base per layer kind; norm per head",
+        note="one RoPE base per layer type; norm per head",
     ),
     Family("Phi-3", "phi3", [SLIDING] * 4, WINDOW, note="packed projection"),
     Family(
@@ -168,7 +168,7 @@ FAMILIES = [
         "mllama_text_model",
         [FULL, None, FULL, None],
         {"cross_attention_layers": [1, 3], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        note="cross-attention layers are skipped without an image",
+        note="cross-attention layers skipped without an image",
     ),
     Family("DeepSeek-V3", "deepseek_v3", [MLA] * 4, DEEPSEEK, note="values are narrower than queries and keys"),
     Family(
@@ -184,7 +184,7 @@ FAMILIES = [
         "llama4_text",
         [CHUNKED, CHUNKED, CHUNKED, NOPE],
         {**WIDTH, "num_local_experts": 2, "attention_chunk_size": 16, "intermediate_size_mlp": 96, "floor_scale": 16},
-        note="norm after rotation; NoPE queries times a factor that grows with position",
+        note="norm after RoPE; NoPE query factor grows with position",
     ),
     Family(
         "ModernBERT",
@@ -201,7 +201,7 @@ FAMILIES = [
         {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128},
         pre_rope=False,
         positions="learned",
-        note="learned positions: there is no rotation to leave out",
+        note="learned positions",
     ),
     Family("nomic-bert", "nomic_bert", [MHA] * 4, causal=False, note="both directions; layers numbered by call order"),
     Family(
@@ -210,7 +210,7 @@ FAMILIES = [
         [SLIDING, SLIDING, SLIDING, WIDE],
         {**GEMMA4, "layer_types": THREE_TO_ONE},
         score_scale=1.0,  # the norm per head does it
-        note="full layers have wider heads and rotate a part of each, here half; norm per head",
+        note="full layers have wider, partly rotated heads; norm per head",
     ),
     Family(
         "Gemma 4 text, shared keys",
@@ -250,15 +250,15 @@ FAMILIES = [
             "linear_key_head_dim": 8,
             "linear_value_head_dim": 8,
         },
-        note="layers with linear attention have no queries and keys to compare",
+        note="linear-attention layers have no queries and keys",
     ),
-    Family("DiffLlama", "diffllama", note="two kernel calls per layer, the same queries and keys: seen once"),
+    Family("DiffLlama", "diffllama", note="two kernel calls per layer, counted once"),
     Family(
         "DeepSeek-V3.2",
         "deepseek_v32",
         [MLA] * 4,
         {**DEEPSEEK, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 16},
-        note="an indexer chooses the keys each query sees; its code asks for the kernel by name, which stays as it is",
+        note="an indexer chooses the keys each query sees",
     ),
     Family("OLMo", "olmo"),
     Family("OLMo 3", "olmo3", [SLIDING, SLIDING, SLIDING, FULL], WINDOW, note="norm as in OLMo 2"),
@@ -270,7 +270,7 @@ FAMILIES = [
         "Apertus",
         "apertus",
         changes={"rope_parameters": {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
-        note="norm per head, before rotation",
+        note="norm per head, before RoPE",
     ),
     Family("Granite", "granite", score_scale=1.0),
     Family(
@@ -286,7 +286,7 @@ FAMILIES = [
         [MHA, Layer(k=4, attention="sliding", window=8), Layer(k=4, attention="sliding", window=8), MHA],
         {"local_attention": 16},
     ),
-    Family("Doge", "doge", changes={"num_experts": 2}, note="keeps an attention interface of its own"),
+    Family("Doge", "doge", changes={"num_experts": 2}, note="has its own attention interface"),
 ]
 
 # Families whose modeling code computes attention itself: nothing asks for a kernel, so nothing can be seen.

@@ -265,67 +265,49 @@ def test_stage_before_rotation_is_proven_or_refused(family):
 
 INTRO = """# Architectures
 
-A transformers model gets in if its attention asks transformers' `AttentionInterface` for the kernel to call: qkscope
-watches that call and sees each layer's queries and keys exactly as the kernel gets them, after rotation. Before a
-capture the model itself is checked on a few tokens: calls arrive from its layers, its output is bit for bit the
-same with and without the tap, and what each layer rotates is measured; during the capture calls and tokens are
-counted per layer. A model of a family that is not in the list works if it passes these checks.
+**Any transformers model works whose attention takes its kernel from transformers' `AttentionInterface`**: all
+families below, and others that pass the same checks. qkscope watches that call and sees queries and keys exactly as
+the kernel gets them, after RoPE.
 
-The table is measured on tiny random models of the real classes (transformers 5; 4 layers, windows and chunks of 16
-tokens) by `tests/test_architectures.py`, and compared there with what is known of each family by hand. Each row
-also passed: the same output unpadded, right-padded and left-padded; a shift of all positions that turns the rotated
-coordinates and keeps lengths and q·k; windows and chunks confirmed by changing one token; a capture of moments with
-every token in every layer once. Two rows differ in the shift: Ministral 3 is shifted within its original context,
-where its factor is one (the factor is tested apart), and GPT-2's learned positions change everything, as they should.
+Before each capture, qkscope checks on a few tokens that calls arrive from all layers, that the output is
+bit-identical with and without the tap, and what each layer rotates. During the capture it counts calls and tokens per
+layer. A family outside the list works if it passes.
 
-Planes are measured on each layer: how many turn, which coordinates pair (neighbours, or the same places of two
-halves), and after how many tokens the slowest of them is round once. `tests/test_rotation.py` compares every plane's
-angle with the family's formula, and vectors that are turned back by it with those of `stage="pre_rope"`.
+`tests/test_architectures.py` measures the table on tiny random models of the real classes (4 layers, windows and
+chunks of 16 tokens) and compares it with what is known of each family. Each row also passed: unpadded, right- and
+left-padded inputs; shifted positions (rotated coordinates change, lengths and q·k do not); windows and chunks
+confirmed by changing one token; a capture with every token once. Ministral 3 is shifted within its original context,
+and GPT-2's learned positions change everything. `tests/test_rotation.py` compares every plane's angle with the
+family's formula. Pairs: which coordinates form a RoPE plane, neighbors or the same places of two halves.
 
 """
 
 REFUSALS = """
-**{names}** are refused with a message: their modeling code computes attention itself and asks for no kernel.
-Encoder-decoder models are refused as well, and so is a model whose output changes when it is watched.
+**{names}** are refused: their code computes attention itself. So are encoder-decoder models, and models whose output
+changes when watched.
 
 """
 
-BEFORE = """## Before rotation
+BEFORE = """## Before RoPE
 
-`stage="pre_rope"` captures the same queries and keys with the rotation left out: each attention layer is run once
-more on its own inputs, up to its kernel, with every token's rotation replaced by that of position 0. The hidden
-states are those of the untouched model, and both stages differ by the rotation alone. This means:
+`stage="pre_rope"` captures queries and keys without the rotation: each attention layer runs once more on its own
+inputs, with every token's rotation replaced by that of position 0. Hidden states are unchanged, so both stages differ
+by the rotation alone.
 
-- **Layers without RoPE** (SmolLM3, Cohere2, EXAONE 4, Llama 4) give the same vectors in both stages.
-- **YaRN and other RoPE scaling** put a constant factor into cos and sin. It is no rotation, so it is kept, and
-  lengths are the same in both stages.
-- **Norms before the rotation** (Qwen3, Gemma 3, OLMo 2, …) are in. **Llama 4** normalises after it; that norm is in
-  too, and since a rotation keeps lengths it makes no difference where it stands.
-- **Factors by position** are not RoPE and stay: the queries of Llama 4's NoPE layers and of Ministral 3 grow with
-  position in both stages. A trend over positions that is left before rotation in these models includes this factor.
-- **Partial rotary** (GPT-NeoX, GLM-4, Phi, StableLM, Qwen3-Next, DeepSeek, Gemma 4's full layers): the coordinates
-  that are not rotated are the same in both stages.
-- **DeepSeek** rotates the last part of each head, and the key's part is one vector that all heads share. Where its
-  code reorders the rotated part on the way, it does so in both stages: coordinates correspond.
-- **Layers that use another layer's keys** (Gemma 4, Gemma 3n) get that layer's unrotated keys.
-- **Learned or absolute positions** (GPT-2) enter with the hidden states, and nothing can be left out: refused, as is
-  any attention that is not given cos and sin (or complex numbers) that are at rest at position 0.
+| case | pre-RoPE vectors |
+|---|---|
+| layers without RoPE (SmolLM3, Cohere2, EXAONE 4, Llama 4) | the same in both stages |
+| partial rotary (GPT-NeoX, GLM-4, Phi, StableLM, Qwen3-Next, DeepSeek, Gemma 4) | unrotated coordinates are the same |
+| YaRN and other scaling | the constant factor in cos and sin stays |
+| norms before RoPE (Qwen3, Gemma 3, OLMo 2, …) or after (Llama 4) | included |
+| factors by position (Llama 4's NoPE layers, Ministral 3) | stay, so a trend over positions includes them |
+| DeepSeek | the rotated part comes last in each head; its key part is shared by all heads; coordinates correspond |
+| layers that use another layer's keys (Gemma 4, Gemma 3n) | that layer's unrotated keys |
+| learned positions (GPT-2), or attention without cos and sin that are the identity at position 0 | refused |
 """
 
 
-COLUMNS = [
-    "family",
-    "kernel",
-    "heads (q/k)",
-    "head width",
-    "rotated (layers)",
-    "planes",
-    "pairs",
-    "slowest plane",
-    "attention (layers)",
-    "pre-RoPE",
-    "note",
-]
+COLUMNS = ["family", "rotated (layers)", "pairs", "attention (layers)", "pre-RoPE", "note"]
 
 
 def spans(layers: list[int]) -> str:
@@ -351,17 +333,13 @@ def rotation(facts: LayerFacts) -> str:
 
 
 def layout(facts: LayerFacts) -> str:
-    """Which coordinates form a plane: neighbours, the same places of two halves, or another layout."""
+    """Which coordinates form a plane: neighbors, the same places of two halves, or another layout."""
     if facts.rotation is None:
         return "–"
     pairs = facts.rotation.pairs
     if all(second == first + 1 for first, second in pairs):
-        return "neighbours"
+        return "neighbors"
     return "halves" if len({second - first for first, second in pairs}) == 1 else "other"
-
-
-def slowest(facts: LayerFacts) -> str:
-    return "–" if facts.rotation is None else f"{2 * np.pi / min(facts.rotation.angles):,.0f}"
 
 
 def row(family: Family) -> str:
@@ -371,20 +349,21 @@ def row(family: Family) -> str:
         before = "yes"
     except CaptureError:
         before = "no"
+    kernel = ", ".join(each.removesuffix("_attention_forward") for each in probe.kernels)
+    notes = [
+        f"no call from layers {spans(list(probe.gaps))}" if probe.gaps else "",
+        f"{kernel} kernel" if kernel != "sdpa" else "",
+        family.note,
+    ]
     cells = [
         family.name,
-        ", ".join(kernel.removesuffix("_attention_forward") for kernel in probe.kernels),
-        by_layer(probe.layers, lambda facts: f"{facts.q_heads}/{facts.kv_heads}"),
-        by_layer(probe.layers, lambda facts: str(facts.head_dim)),
         by_layer(probe.layers, rotation),
-        by_layer(probe.layers, lambda facts: str(len(facts.rotation.pairs)) if facts.rotation else "–"),
         by_layer(probe.layers, layout),
-        by_layer(probe.layers, slowest),
         by_layer(
             probe.layers, lambda facts: " ".join(filter(None, [facts.attention, str(facts.attention_window or "")]))
         ),
         before,
-        "; ".join(filter(None, [f"no call from layers {spans(list(probe.gaps))}" if probe.gaps else "", family.note])),
+        "; ".join(filter(None, notes)),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -50,7 +50,7 @@ START, END = "<!-- claims: `python tests/test_claims.py --write` -->\n", "<!-- e
 
 def claims_block() -> str:
     """The claims as the page has them."""
-    lines = ["", "| claim | said | right if | in the cards of |", "|---|---|---|---|"]
+    lines = ["", "| claim | statement | holds if | figures |", "|---|---|---|---|"]
     for claim in CLAIMS:
         right = claim.statistic.replace("|", "\\|") or "–"
         lines.append(f"| `{claim.name}` | {claim.said} | {right} | {', '.join(claim.figures)} |")

@@ -428,7 +428,7 @@ def test_a_folder_is_compared_at_native_contexts_and_reports_what_it_lacks(tmp_p
     assert not (tmp_path / "bare/comparison").exists()
     card = (out / "README.md").read_text()
     for missing in (
-        "140 published means and quartiles along the drift axis are not compared: these results have no measures along",
+        "140 published means and quartiles along the drift axis are not compared: these results lack measures",
         "40 published means of plasticity are not compared: these results have no plasticity_sampled.csv",
     ):
         assert any(line.startswith(missing) for line in bare.lines)

@@ -75,7 +75,7 @@ def test_what_is_not_significant_or_has_no_error_proves_nothing():
     assert Number(5.0).sign == 0
     assert Number(1.3, 0.1).minus(Number(1.0, 0.1)).sign == 1
     assert Number(1.25, 0.1).minus(Number(1.0, 0.1)).sign == 0  # 0.25 is below 2 x 0.141
-    assert (str(Number()), Number(0.123, 0.01).percent) == ("–", "12.3 ± 1.0 %")
+    assert (str(Number()), Number(0.123, 0.01).percent) == ("–", "12.3 ± 1.0%")
 
 
 def test_corpora_differ_where_numbers_do(tmp_path):
@@ -85,10 +85,14 @@ def test_corpora_differ_where_numbers_do(tmp_path):
         for corpus, r_q, r_k in (("speeches", 0.5, 0.5), ("code", 0.6, 0.6), ("novel", 0.51, None))
     ]
     corpora = ("speeches", "code", "novel")
-    (said, shown) = findings_effects.texts(tables(tmp_path, corpora, models={"a": "A"}, signal=rows)).text
-    assert "1 of 2 between speeches and code, 0 of 1 between speeches and the novel and 1 of 1 between" in said
-    assert said.endswith("The surest difference is in r_q of A, 0.500 ± 0.010 on speeches and 0.600 ± 0.010 on code.")
-    one, other = "speeches and code", "code and the novel"
+    part = findings_effects.texts(tables(tmp_path, corpora, models={"a": "A"}, signal=rows))
+    (short,), (_, shown) = part.short, part.text
+    assert short.startswith("**Few measures depend on the text.**")
+    assert "1 of 2 between speeches and code, 0 of 1 between speeches and the novel and 1 of 1 between" in short
+    assert short.endswith(
+        "Largest relative to its error: r_q of A, 0.500 ± 0.010 on speeches and 0.600 ± 0.010 on code."
+    )
+    one, other = "speeches–code", "code–novel"
     assert f"| A | r_q | 0.500 ± 0.010 | 0.600 ± 0.010 | 0.510 ± 0.010 | {one}; {other} |" in shown
     assert "| A | r_k | 0.50 ± 0.10 | 0.60 ± 0.10 | – | none |" in shown
 
@@ -105,7 +109,7 @@ def test_what_commands_took_is_told_in_hours_with_cores_where_they_were_noted(tm
                                     "processor": [3600, 1800, 30], "cores": [0, 2, 2]}  # fmt: skip
     rows = [{"corpus": "code", **row} for row in took.to_dict("records")]
     text = findings.made(tables(tmp_path, times=rows))
-    assert "It took 2.5 hours on 2 cores, 1.5 of processor time: `run` 1.0 and `ablate` 0.5. Tables" in text
+    assert "It took 2.5 hours on 2 cores, 1.5 of processor time: `run` 1.0 and `ablate` 0.5. All" in text
     without = findings.made(tables(tmp_path, times=[{k: v for k, v in row.items() if k != "cores"} for row in rows]))
     assert "It took 2.5 hours, 1.5 of processor time" in without
 
@@ -117,7 +121,7 @@ def test_a_window_is_said_to_move_r_only_beyond_two_errors(tmp_path):
         for model, last in (("a", 0.8), ("b", 0.32), ("c", 0.1)) for window, r in ((128, 0.3), (1024, last))
     ]  # fmt: skip
     part = findings_position.position(tables(tmp_path, ("speeches",), windows=rows))
-    assert "rises in A; falls in C; is not told apart in B." in part.short[0]
+    assert "rises in A; falls in C; does not change significantly in B." in part.short[0]
     assert "The largest change is in A on speeches: 0.300 ± 0.010 at 128" in part.short[0]
     assert "| B | 1,024 | 0.320 ± 0.010 |" in part.text[1]
 
@@ -132,9 +136,11 @@ def test_errors_that_hold_covariances_fixed_are_said_to(tmp_path):
     entries = pd.read_csv(tmp_path / "entries.csv")
     entries.assign(common_window=128).to_csv(tmp_path / "entries.csv", index=False)
     said = findings_position.position(Tables(tmp_path)).text[0]
-    assert "Errors at windows other than the longest and 128 tokens hold covariances fixed" in said
+    assert "Errors at windows other than the longest and 128 tokens keep covariances, and so PC0, constant" in said
     exact = [{**row, "errors": "jackknife"} for row in rows]
-    assert "fixed" not in findings_position.position(tables(tmp_path, ("speeches",), {"a": "A"}, windows=exact)).text[0]
+    assert (
+        "constant" not in findings_position.position(tables(tmp_path, ("speeches",), {"a": "A"}, windows=exact)).text[0]
+    )
 
 
 def test_what_the_window_moves_is_said_of_each_kind_of_layer(tmp_path):
@@ -151,16 +157,21 @@ def test_what_the_window_moves_is_said_of_each_kind_of_layer(tmp_path):
     assert "| A | 1,024 | 0.300 ± 0.010 |" in part.text[1]
 
 
-def test_parts_of_scores_are_listed_by_kind_of_layer_and_not_ranked(tmp_path):
+def test_score_components_of_version_0_2_are_not_shown(tmp_path):
     names = list(findings_position.SHARES)
     rows = [{"corpus": "speeches", "model": "a", "layer_kind": kind, "heads": 8, "late_wins": 1, "early_wins": 2,
              "late_advantage": 0.0, "late_advantage_se": 0.1, **dict.fromkeys(names, share),
              **{f"{name}_se": 0.01 for name in names}}
             for kind, share in (("all", 0.25), ("rotary, full", 0.35), ("rotary, sliding 4", 0.15))]  # fmt: skip
-    part = findings_position.scores(tables(tmp_path, ("speeches",), {"a": "A"}, scores=rows))
-    assert not part.short
-    assert "ranks no components" in part.text[1]
-    assert "| speeches | A (sliding 4) | 15.0 ± 1.0 % |" in part.text[2]
+    old = findings_position.scores(tables(tmp_path, ("speeches",), {"a": "A"}, scores=rows))
+    assert not old.short and "which score component is largest" in old.open[0]
+    assert "| speeches | A (sliding 4) | 0.00 ± 0.10 | 1 / 2 of 8 |" in old.text[1]
+    assert "no components are ranked" in old.text[2]
+    entries = pd.read_csv(tmp_path / "entries.csv").assign(qkscope="0.3.0")
+    entries.to_csv(tmp_path / "entries.csv", index=False)
+    new = findings_position.scores(Tables(tmp_path))
+    assert not new.open
+    assert "| speeches | A (sliding 4) | 15.0 ± 1.0% |" in new.text[1]
 
 
 def rope_row(model, window, q, k, corr, corpus="speeches"):
@@ -180,19 +191,20 @@ def test_predictions_are_judged_at_both_ends_and_head_by_head(tmp_path):
     rows.append({**rope_row("b", 64, (0, 0), (0, 0), 0), "heads": 0})
     part = findings_rope.rope(tables(tmp_path, ("speeches",), rope=rows))
     (short,) = part.short
-    assert short.startswith("**At the longest window RoPE alone gives most of r_q.** It gives more than half")
-    assert "in 2 of 2 cases at the longest window (90 % of it in A on speeches to 100 % in B on speeches)" in short
-    assert "and in 1 at the shortest that has a prediction (20 % of it in A on speeches" in short
-    assert "**For keys it fails**, off by more than half of what it predicts, at the shortest window in A." in short
-    assert "for r_q −0.30 to 0.90, below 0.5 in B" in short
-    assert "| B | 128 |" in part.text[1] and "| B | 64 |" not in part.text[1]
+    assert short.startswith("**The rotated-mean prediction explains most of r_q at the longest window.** It gives more")
+    assert "in 2 of 2 cases at the longest window (90% in A on speeches to 100% in B on speeches)" in short
+    assert "and in 1 at the shortest." in short
+    assert "For keys it fails (off by more than half of the prediction) at the shortest window in A." in short
+    assert "−0.30 to 0.90 (r_q), below 0.5 in B" in short
+    assert "| A, 8 heads | 128 | 0.400 ± 0.010 | −0.400 ± 0.010 | 0.90, 0.90 |" in part.text[1]
+    assert "| B, 8 heads | 128 |" in part.text[1] and "| 64 |" not in part.text[1]
     assert "| A | − | − |" in part.text[2] and "| B | · | · |" in part.text[2]
     kinds = [{**rope_row("c", 1024, (0.5, 0.5), (k, 0.2), 0.9), "layer_kind": kind}
              for kind, k in (("all", 0.2), ("rotary, full", 0.0), ("rotary, sliding 4", 0.22))]  # fmt: skip
     apart = findings_rope.rope(tables(tmp_path, ("speeches",), rope=kinds)).short[0]
     assert "at the longest window in C (full) and at" in apart
     fine = tables(tmp_path, ("speeches",), rope=rows[1:2])
-    assert "For keys it is off by more than half of what it predicts in no case." in findings_rope.rope(fine).short[0]
+    assert "For keys it is never off by more than half of the prediction." in findings_rope.rope(fine).short[0]
 
 
 def edited(model, excess, reach, **changes):
@@ -207,12 +219,16 @@ def test_ablations_are_told_by_their_intervals_and_corrected_for_their_number(tm
     """A's difference is 2 intervals from 0 and B's within; that of C, 1.1 intervals, is lost among three (Holm)."""
     rows = [edited("a", 0.8, 0.4), edited("b", 0.1, 0.2), edited("c", -0.22, 0.2)]
     part = findings_ablation.ablation(tables(tmp_path, ("code",), ablation=rows))
-    assert "under `kernel` 1 of 3 groups cost more and 1 cost less (largest difference 0.80 ± 0.16" in part.short[0]
-    held = "Corrected for 3 comparisons (Holm), 1 of these 2 hold (cost more: top 3 by r_q under `kernel` in A)."
+    assert (
+        "**Under `kernel`, chosen heads cost more than random heads in 1 of 3 groups and less in 1**" in part.short[0]
+    )
+    assert "the largest difference is 0.80 ± 0.16 nats per token" in part.short[0]
+    held = "After correction for 3 comparisons (Holm), 1 of these 2 hold (cost more: top 3 by r_q under `kernel` in A)."
     assert held in part.short[0]
-    assert "Less than random heads, by the interval: top 3 by r_q under `kernel` in C." in part.text[2]
+    assert "Cost less than random heads: top 3 by r_q under `kernel` in C." in part.text[2]
     assert part.text[-1] == "No category was edited of A, B and C."
-    assert "| – | +0.200 |" in part.text[1]
+    assert "| A | top 3 by r_q | `kernel` | **0.80 ± 0.16** (3) |" in part.text[1]
+    assert "| B | top 3 by r_q | `kernel` | 0.10 ± 0.08 (3) |" in part.text[1]
 
 
 def test_p_values_of_ablations_have_the_freedom_of_their_intervals():
@@ -227,9 +243,12 @@ def test_p_values_of_ablations_have_the_freedom_of_their_intervals():
 def test_heads_that_are_compared_with_themselves_decide_nothing(tmp_path):
     rows = [edited("a", 0.8, 0.4, shared=0.6), edited("b", 0.8, 0.4, shared=1.0), edited("c", 0.1, 0.2)]
     part = findings_ablation.ablation(tables(tmp_path, ("code",), ablation=rows))
-    assert "0 of 1 groups cost more" in part.short[0]
-    assert "| not decided |" in part.text[1] and "| B |" not in part.text[1]
-    assert "random heads are chosen ones: top 3 by r_q under `kernel` in A." in part.text[4]
+    assert "in 0 of 1 groups and less in 0" in part.short[0]
+    assert "| A | top 3 by r_q | `kernel` | 0.80 ± 0.16 *n. d.* (3) |" in part.text[1] and "| B |" not in part.text[1]
+    assert part.open == [
+        "whether these heads matter more than random ones, which are mostly the same heads: top 3 by r_q under "
+        "`kernel` in A"
+    ]
     assert "all heads of their layers: top 3 by r_q under `kernel` in B." in part.text[4]
 
 
@@ -241,9 +260,9 @@ def test_what_edits_do_on_every_corpus_alike_is_named_and_where_they_lower_the_l
             for model, corpus, excess in of]  # fmt: skip
     shares = [{"corpus": c, "model": "c", "position-dominated": 0.75} for c in ("speeches", "code")]
     part = findings_ablation.ablation(tables(tmp_path, ablation=rows, categories=shares))
-    assert part.short[0].endswith("On every corpus the same way: top 3 by r_q of A cost less under `kernel`.")
+    assert part.short[0].endswith("On every corpus alike: top 3 by r_q of A cost less under `kernel`.")
     assert "lower the loss in 3 of 4 comparisons, significantly in 3 (top 3" in part.text[3]
-    assert "| 7.00 | −0.050 |" in part.text[1]
+    assert "| A | top 3 by r_q | `kernel` | **−0.50 ± 0.08** (3) | **−0.50 ± 0.08** (3) |" in part.text[1]
     assert "Position-dominated heads of C were not edited: they are more than half of all heads." in part.text[-1]
 
 
@@ -252,11 +271,13 @@ def test_chance_is_the_level_whatever_the_groups_of_documents(tmp_path):
     rows = [{"corpus": corpus, "model": model, **dict.fromkeys(("r_q", "r_k"), 0.5), "r_q_se": 0.1, "r_k_se": 0.1}
             for corpus in ("speeches", "code") for model in MODELS]  # fmt: skip
     found = tables(tmp_path, signal=rows)
-    assert "about 0 of 6 would by chance." in findings_effects.texts(found).text[0]
-    assert "eight groups of documents: if they are right, one comparison in 20" in findings.limits(found, 40)
+    assert "about 0 of 6 would be by chance." in findings_effects.texts(found).short[0]
+    assert "eight groups of documents and keep the model constant. One comparison in 20" in findings.limits(found, 40)
     four = pd.read_csv(tmp_path / "entries.csv").assign(documents=4)
     four.to_csv(tmp_path / "entries.csv", index=False)
-    assert "four groups of documents: if they are right, one comparison in 20" in findings.limits(Tables(tmp_path), 40)
+    assert "four groups of documents and keep the model constant. One comparison in 20" in findings.limits(
+        Tables(tmp_path), 40
+    )
 
 
 def test_a_rise_of_plasticity_at_equal_distances_is_told(tmp_path):
@@ -264,31 +285,31 @@ def test_a_rise_of_plasticity_at_equal_distances_is_told(tmp_path):
              "ap_drop_matched": left, "ap_drop_matched_se": 0.01}
             for model, left in (("a", -0.05), ("b", 0.15))]  # fmt: skip
     said = findings_effects.mechanism(tables(tmp_path, ("speeches",), drops=rows)).short[0]
-    assert "less than half of that is left in 1 of these" in said
-    assert "it drops significantly in 1 of all cases, and rises in 1: A." in said
+    assert "less than half of the drop remains in 1 of these" in said
+    assert "it is significant in 1 of all cases, and plasticity rises in 1 (A)." in said
 
 
 def test_what_models_are_is_what_the_run_noted(tmp_path):
     found = tables(tmp_path, ("novel",), models={"a": "A-Instruct"})
     rows = pd.read_csv(tmp_path / "entries.csv").assign(weights_kept="Q4_1", trained_context=4096)
     rows.to_csv(tmp_path / "entries.csv", index=False)
-    page, limits = findings.head(Tables(tmp_path), False), findings.limits(Tables(tmp_path), 1)
+    page, limits = findings.ran(Tables(tmp_path)), findings.limits(Tables(tmp_path), 1)
     assert "| A-Instruct | 1 M | Q4_1 | 2 | 8 | 1,024 | 4,096 | novel 8 |" in page
     assert "Moby-Dick in eight parts" in page
-    assert "A-Instruct (Q4_1) is quantised" in limits and "A-Instruct is tuned for instructions" in limits
+    assert "A-Instruct (Q4_1) is quantized" in limits and "A-Instruct is instruction-tuned" in limits
     assert "A-Instruct (1,024 of 4,096)" in limits
-    assert "quantised" not in findings.limits(found, 1)
+    assert "quantized" not in findings.limits(found, 1)
 
 
 @pytest.mark.parametrize(
     ("begin", "head", "limit"),
     [
-        (["<s>", "<bos>", ""], "before a text: `<s>` in A, `<bos>` in B and none in C. The longest",
-         "Position 0 is a special token in A and B, and the first token of the text in the others."),
-        (["<s>"] * 3, "before a text: `<s>` in A, B and C. The longest",
-         "Position 0 is a special token in A, B and C."),
-        ([""] * 3, "as the table says, without special tokens. The longest", "Texts begin without a special token"),
-        (None, "as many as the table says. The longest", ""),
+        (["<s>", "<bos>", ""], "after the model's special token (`<s>` in A, `<bos>` in B and none in C). The longest",
+         "It is a special token in A and B, the first token of the text in the others."),
+        (["<s>"] * 3, "after the model's special token (`<s>` in A, B and C). The longest",
+         "It is a special token in A, B and C."),
+        ([""] * 3, "tokens read, without special tokens. The longest", "Texts begin without a special token"),
+        (None, "cut to the tokens read. The longest", ""),
     ],
 )  # fmt: skip
 def test_how_texts_begin_is_what_the_run_noted(tmp_path, begin, head, limit):
@@ -296,10 +317,10 @@ def test_how_texts_begin_is_what_the_run_noted(tmp_path, begin, head, limit):
     if begin is not None:
         rows = pd.read_csv(tmp_path / "entries.csv")
         rows.assign(texts_begin_with=begin).to_csv(tmp_path / "entries.csv", index=False)
-    assert head in findings.head(Tables(tmp_path), False)
+    assert head in findings.ran(Tables(tmp_path))
     limits = findings.limits(Tables(tmp_path), 1)
     assert limit in limits
-    assert "Position 0 is" in limits or "special token in" not in limit
+    assert "It is" in limits or "special token in" not in limit
 
 
 def test_claims_are_marked_by_model_and_corpus_and_counted_by_claim(tmp_path):
@@ -311,14 +332,13 @@ def test_claims_are_marked_by_model_and_corpus_and_counted_by_claim(tmp_path):
                                    ("rope_structure", ("contradicted",) * 2))
             for corpus, verdict in zip(("speeches", "code"), verdicts, strict=True)]  # fmt: skip
     part = findings_claims.claims(tables(tmp_path, claims=rows))
-    assert "| + − | · · | · · |" in part.text[1] and "early in training" not in part.text[1]
-    assert (
-        "Of 2 that can be asked of finished models, 1 is supported in every case, 0 are contradicted" in part.short[0]
-    )
-    assert (
-        "and 1 mixed or not significant, 1 of them supported in one case and contradicted in another." in part.short[0]
-    )
-    assert part.short[0].endswith("counts of them are no evidence.")
+    assert "| `bias_of_dominated`: " in part.text[1] and "| + − | · · | · · |" in part.text[1]
+    assert "rope_structure" not in part.text[1]
+    assert part.open == [
+        "whether 1 of the 2 published claims that apply to finished models hold: 1 is supported in every case, "
+        "0 contradicted in every case, and 1 supported in one case and contradicted in another"
+    ]
+    assert part.text[0].endswith("counts of them are no evidence.")
 
 
 def test_kinds_of_layers_have_rows_of_their_own(tmp_path):

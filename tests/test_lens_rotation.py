@@ -15,6 +15,7 @@ from qkscope.lenses.rotation.table import COLUMNS, TABLE, averaged, rotated
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
+from qkscope.report.drawings.drift_plane import draw_plane
 from qkscope.stats.jackknife import jackknife_error
 
 WIDTH, LENGTH = 6, 32
@@ -413,6 +414,18 @@ def test_each_bucket_lies_in_the_plane_where_its_vectors_do(vectors, moments, wi
                 np.testing.assert_allclose(
                     got, [mean[1], spread[0, 0], spread[1, 1], spread[0, 1]], rtol=1e-9, atol=1e-9
                 )
+
+
+def test_a_head_of_a_moments_file_is_drawn_where_its_vectors_lie(vectors, moments, tmp_path):
+    moments.save(tmp_path / "m.safetensors")
+    (axes, *_) = draw_plane(tmp_path / "m.safetensors", layer=0, head=2).axes
+    of = axes_of(layer_sums(moments, 0, [2]))
+    edges = moments.layout.edges
+    for kind, x, head in (("q", vectors[0], 2), ("k", vectors[1], 1)):
+        (points,) = [line for line in axes.lines if line.get_gid() == kind]
+        means = [x[:, head, low:high].mean(axis=(0, 1)) for low, high in itertools.pairwise(edges)]
+        np.testing.assert_allclose(points.get_xdata(), means @ of.a[0], atol=1e-5)
+        np.testing.assert_allclose(points.get_ydata(), means @ of.b[0], atol=1e-5)
 
 
 def test_bucket_means_have_errors_and_spreads_have_none(vectors, moments):

@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 
 import matplotlib
-import pandas as pd
+import numpy as np
 import pytest
+
+import qkscope
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/quickstart.ipynb"
 
@@ -41,24 +43,35 @@ def without_windows(monkeypatch, tmp_path):
     matplotlib.use(before)
 
 
-def test_the_notebook_runs_and_shows_tables_and_a_picture(without_windows):
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_tables_a_figure_and_the_page(without_windows, capsys):
     namespace = {"__name__": "__main__"}
     shown = [run_cell("".join(cell["source"]), namespace) for cell in code_cells()]
-    rows, by_layer, picture = [each for each in shown if each is not None]
+    rows, means, by_layer, picture, page = [each for each in shown if each is not None]
+    printed = capsys.readouterr().out
 
-    table = namespace["table"]
+    heads = namespace["heads"]
     assert list(rows.index) == list(range(6))
-    assert len(table) == 4 * 4 * 3
-    assert set(table.loc[table["layer"] == 3, "rotary"]) == {"nope"}
-    assert set(table["n_q"]) == {32 * 128}
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [(layer, h) for layer in range(4) for h in range(4)]
+    assert set(heads.loc[heads["layer"] == 3, "rotary"]) == {"nope"}
+    assert set(heads["n_q"]) == {32 * 128}
+    assert heads["r_q_se"].notna().all()
 
-    assert isinstance(by_layer, pd.DataFrame)
+    of_queries = means[means["measure"] == "r_q"].set_index("layer_type")["mean"]
+    rotary = heads["rotary"] == "rotary"
+    expected = {"all": heads["r_q"].mean(), "rotary": heads["r_q"][rotary].mean(), "NoPE": heads["r_q"][~rotary].mean()}
+    assert of_queries.to_dict() == pytest.approx(expected, rel=1e-12)
+
+    table = qkscope.analyze(namespace["moments"], window=64)
+    half = table[table["pc"] == 0].groupby("layer")["r_q"].mean()
     assert list(by_layer.index) == [0, 1, 2, 3]
-    assert by_layer.notna().all(axis=None)
+    np.testing.assert_allclose(by_layer["half"], half, rtol=1e-9)
 
     (axes,) = picture.axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["nope", "rotary"]
-    assert sorted(len(dots.get_offsets()) for dots in axes.collections) == [4, 12]
+    assert sum(len(dots.get_offsets()) for dots in axes.collections) == 16
+    assert "# tiny: Phase Portraits" in printed
+    assert "32 documents per checkpoint" in printed
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_no_outputs_are_committed():

@@ -62,7 +62,7 @@ def test_estimators_are_compared_with_counting_head_by_head():
     assert closed == "| **closed form** | 0.520 | 0.140 | 0.000 | +0.020 | 0.020 | 1.000 | 0.040 |"
     (pairs,) = [line for line in lines if line.startswith("| key pairs")]
     assert "| +0.000 | 0.010 |" in pairs.replace("−0.000", "+0.000")
-    assert "4 heads: 95 % are within 0.020, the worst is 0.020 off; rank correlation 1.000." in lines[-1]
+    assert "4 heads: 95% are within 0.020, the worst is 0.020 off; rank correlation 1.000." in lines[-1]
 
 
 def test_the_page_gets_a_table_where_it_is_marked(tmp_path):
@@ -103,6 +103,7 @@ def test_the_table_of_single_positions_is_that_of_its_numbers():
     assert made["counted"]["loss_not_position"] == pytest.approx((0.5 / 0.6 + 0.3 / 0.4) / 2)
     assert made["8"]["ap_content_rms"] == pytest.approx(0.02)
     lines = plasticity_single.lines_of({"demo": made})
-    assert "| demo | counted | | 0.500 | | 0.600 | | 0.792 |" in lines
-    assert "| | 8 buckets | 0.850 | 0.520 | 0.020 | 0.620 | 0.020 | 0.782 |" in lines
-    assert "Heads change by at most 0.010 (r.m.s.) with 8 buckets and by 0.000 with 32." in lines[-1]
+    loss = (0.49 / 0.59 + 0.29 / 0.39) / 2
+    assert f"| demo (2) | 0.850 | 0.500 | 0.510 (0.010) | 0.600 | 0.610 (0.010) | 0.792 | {loss:.3f} |" in lines
+    assert lines[-1].startswith("48 documents; tokens: demo: 64.")
+    assert "With 8 buckets heads change by at most 0.010 (r.m.s.), with 32 by 0.000." in lines[-1]

@@ -1,6 +1,6 @@
 """One word for each thing, and docs that say what the code says.
 
-`python tests/test_words.py --write` writes the columns of all lenses into docs/results.md.
+`python tests/test_words.py --write` writes the measures of all lenses into docs/columns.md.
 """
 
 import ast
@@ -16,17 +16,18 @@ import pytest
 
 import qkscope
 from qkscope.cli.arguments import build_parser
-from qkscope.lenses.base import HeadTable
+from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rope.extrapolate import COLUMNS, KERNEL_COLUMNS
 from qkscope.results import folder
-from qkscope.results.schema import IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.results.schema import HEADS_CSV, IDENTITY_COLUMNS, LAYER_COLUMNS
+from qkscope.study.schema import Checkpoint, Documents, Series, Study
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(qkscope.__file__).parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
-RESULTS = ROOT / "docs/results.md"
-START, END = "<!-- columns: `python tests/test_words.py --write` -->\n", "<!-- end of columns -->"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+RESULTS, COLUMNS_PAGE = ROOT / "docs/results.md", ROOT / "docs/columns.md"
+START = "<!-- measures: `python tests/test_words.py --write` -->\n"
 
 
 def text(path: Path) -> str:
@@ -207,34 +208,109 @@ def test_the_test_of_old_words_would_notice():
 # --- docs -------------------------------------------------------------------------------------------
 
 
-def columns_block() -> str:
-    """Every column of every lens with its definition, lens by lens; sets of equal columns together."""
-    places = defaultdict(list)
+def measures_by_file() -> dict[str, dict[str, list[Measure]]]:
+    """Every measure of every lens by the file that has it, then by the title of its lens."""
+    files = defaultdict(lambda: defaultdict(list))
     for lens in registered():
-        for table in lens.tables:
-            places[lens.title, (*table.columns, *table.judged)].append(f"`{home(table)}`")
-        if lens.derived:
-            places[f"{lens.title}, derived", lens.derived].append("`heads.csv`")
-        for table in (table for each in lens.of_study for table in each.tables):
-            places[lens.title, table.columns].append(f"`{table.file}`")
-    lines = []
-    for (title, columns), files in places.items():
-        lines += ["", f"{title}, in {', '.join(files)}:", "", "| column | unit | definition |", "|---|---|---|"]
-        lines += [f"| `{column.name}` | {column.unit} | {column.definition} |" for column in columns]
-    return "\n".join(lines) + "\n\n"
+        sets = [(home(table), (*table.columns, *table.judged)) for table in lens.tables]
+        sets += [(HEADS_CSV, lens.derived)]
+        sets += [(table.file, table.columns) for build in lens.of_study for table in build.tables]
+        for file, measures in sets:
+            known = {each.name for each in files[file][lens.title]}  # qk.csv and components.csv have the same ones
+            files[file][lens.title] += [each for each in measures if each.name not in known]
+    return files
+
+
+def columns_block() -> str:
+    """The measures of every file with their definitions; those that differ in a number, or in q and k, in one line."""
+    files, lines, defined = measures_by_file(), [], {}
+    for file in (HEADS_CSV, *(file for file in files if file != HEADS_CSV)):
+        lines += ["", f"## {file}"]
+        for title, measures in files[file].items():
+            new = [each for each in measures if defined.get((title, each.name)) != each.definition]
+            old = [f"`{each.name}`" for each in measures if each not in new]
+            defined |= {(title, each.name): each.definition for each in measures}
+            lines += ["", f"**{title}**", ""] if measures else []
+            lines += [f"- {', '.join(old)}: as above."] if old else []
+            lines += [line_about(group) for group in alike(new)]
+    return "\n".join(lines) + "\n"
+
+
+def alike(measures: Iterable[Measure]) -> list[list[Measure]]:
+    """Measures in groups whose names and definitions differ in a number, or in q and k; "the same" joins the last."""
+    groups: dict[tuple[str, str, str], list[Measure]] = {}
+    for each in measures:
+        if each.definition.startswith("The same") and groups:
+            next(reversed(groups.values())).append(each)
+            continue
+        without = re.sub(r"\b(keys?|queries|query|r_[qk])\b", "*", re.sub(r"\d+", "#", each.definition))
+        name = re.sub(r"(^|_)k(_|$)", r"\1q\2", re.sub(r"\d+", "#", each.name))
+        groups.setdefault((name, without, each.unit), []).append(each)
+    return list(groups.values())
+
+
+def line_about(group: list[Measure]) -> str:
+    """`- `rms_q`, `rms_k` (vector): Root mean square length of queries (keys).`"""
+    names = [f"`{each.name}`" for each in group]
+    listed = f"{names[0]} … {names[-1]}" if len(names) > 4 else ", ".join(names)
+    unit = f" ({group[0].unit})" if group[0].unit else ""
+    own = [each.definition for each in group if not each.definition.startswith("The same")]
+    more = [each.definition for each in group if each.definition.startswith("The same")]
+    words = [varied(list(dict.fromkeys(column))) for column in zip(*(text.split(" ") for text in own), strict=True)]
+    return f"- {listed}{unit}: {' '.join([*words, *more])}"
+
+
+def varied(words: list[str]) -> str:
+    """A word of several definitions: one for all, a range of numbers, or what it is of queries (of keys)."""
+    if len(words) == 1:
+        return words[0]
+    ends = words[0].strip(".,;"), words[-1].strip(".,;")
+    between = " … " if ends[0].isdigit() else " ("
+    return f"{ends[0]}{between}{ends[1]}{')' if between == ' (' else ''}{words[0][len(ends[0]) :]}"
 
 
 def test_the_columns_in_the_docs_are_those_of_the_lenses():
+    assert text(COLUMNS_PAGE).partition(START)[2] == columns_block()
     page = text(RESULTS)
-    assert page.partition(START)[2].partition(END)[0] == columns_block()
     for column in (*IDENTITY_COLUMNS, *LAYER_COLUMNS):
         assert f"`{column}`" in page
+
+
+def test_every_measure_has_its_line_with_its_definition():
+    """Lines that stand for several measures still name each of them, or the first and the last of a numbered series."""
+    page = text(COLUMNS_PAGE)
+    for file, lenses in measures_by_file().items():
+        part = page.partition(f"## {file}\n")[2].partition("\n## ")[0]
+        names = {name for line in part.splitlines() for name in re.findall(r"`([^`]+)`", line.partition(": ")[0])}
+        for measure in (measure for measures in lenses.values() for measure in measures):
+            stem = re.sub(r"\d+", "#", measure.name)
+            assert measure.name in names or stem in {re.sub(r"\d+", "#", name) for name in names}, (file, measure.name)
+
+
+def test_measures_that_differ_in_queries_and_keys_or_in_a_number_share_a_line():
+    of_q, of_k = Measure("rms_q", "Length of queries.", "vector"), Measure("rms_k", "Length of keys.", "vector")
+    assert [line_about(group) for group in alike([of_q, of_k])] == [
+        "- `rms_q`, `rms_k` (vector): Length of queries (keys)."
+    ]
+    parts = [Measure(f"to_{i}", f"Score with part {i} of 6.") for i in range(6)]
+    assert [line_about(group) for group in alike(parts)] == ["- `to_0` … `to_5`: Score with part 0 … 5 of 6."]
+    others = [Measure("spread", "Spread of scores."), Measure("scaled", "The same as softmax sees it."), of_q]
+    assert [line_about(group) for group in alike(others)] == [
+        "- `spread`, `scaled`: Spread of scores. The same as softmax sees it.",
+        "- `rms_q` (vector): Length of queries.",
+    ]
 
 
 def test_every_file_of_a_results_folder_is_in_the_docs():
     page = text(RESULTS)
     assert {file for file in folder.FILES if not file.startswith(".") and file not in page} == set()
     assert {column for column in (*COLUMNS, *KERNEL_COLUMNS) if f"`{column}`" not in page} == set()  # of predictions
+
+
+def test_every_key_of_a_study_is_in_the_docs():
+    page = text(ROOT / "docs/study-files.md")
+    keys = {key for model in (Study, Checkpoint, Series, Documents) for key in model.model_fields}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
 def test_every_room_has_its_line_in_the_architecture():
@@ -347,5 +423,4 @@ def test_commands_in_the_docs_are_commands(capsys):
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
-    before, _, rest = text(RESULTS).partition(START)
-    RESULTS.write_text(before + START + columns_block() + END + rest.partition(END)[2], encoding="utf-8")
+    COLUMNS_PAGE.write_text(text(COLUMNS_PAGE).partition(START)[0] + START + columns_block(), encoding="utf-8")

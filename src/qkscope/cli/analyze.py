@@ -54,7 +54,7 @@ def _add_moments_options(moments: argparse._ArgumentGroup) -> None:
         "--common-window",
         type=positive,
         metavar="TOKENS",
-        help="window of components.csv, over which all checkpoints are compared (default: the shortest context)",
+        help="common window, over which all entries are compared (default: the shortest context)",
     )
     moments.add_argument(
         "--skip-positions",

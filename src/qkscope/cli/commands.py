@@ -204,7 +204,8 @@ def draw_report(
     print(f"{doing} ...", file=sys.stderr, flush=True)
     tables = build_tables(load_results(folder))
     written = write_report_of(tables, figures=figures, page=page, out=out)
-    print(visible(str(summarize(tables))), end="\n\n")
+    if figures or page:
+        print(visible(str(summarize(tables))), end="\n\n")
     if figures:
         _print_figures(out or folder, written, verbose)
     if page:

@@ -44,7 +44,7 @@ def add_join(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--measure", action="append", default=[], metavar="NAME",
-        help="a column of heads, such as r_q or plasticity.ap; may be repeated (default: eight, one per question)",
+        help="a column of heads, such as r_q or ap; may be repeated (default: eight, one per question)",
     )  # fmt: skip
     parser.add_argument(
         "--models", metavar="FILE", help="a CSV file with model, family and parameters, if the study does not have them"

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from qkscope.lenses.rope.predict_folder import CheckpointPrediction
 
 ABOUT = """\
-What RoPE alone predicts for a window or a RoPE base that was never run: r_q, r_k and category of every head, and its
-positional kernel. Computed from the moments of a results folder; no model runs.
+The rotated-mean prediction for a window or a RoPE base that was never run: r_q, r_k and category of every head, and
+its positional kernel. Computed from the moments of a results folder; no model runs.
 
-Queries and keys before rotation stay those of the checkpoint: what training at that window would do to the weights is
-not predicted. If the folder has a checkpoint that was trained there, its measurement is shown beside the prediction.
+Queries and keys before RoPE stay those of the checkpoint, so the effect of training at that window on the weights is
+not predicted. If the folder has a checkpoint that was trained there, its measurement is shown next to the prediction.
 """
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ ROWS = (("r_q", "mean r_q"), ("r_k", "mean r_k"), ("position_dominated", "positi
 
 def add_predict(commands: Any) -> None:
     """The command and its options."""
-    summary = "predict r and categories for a window or RoPE base that was not run"
+    summary = "the rotated-mean prediction for a window or base that was not run"
     parser = add_command(commands, "predict", "qkscope.cli.predict:predict", summary, ABOUT, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS", help="a results folder with moments/")
     parser.add_argument(
@@ -95,12 +95,12 @@ def bases_of(texts: list[str]) -> dict[float | None, float]:
 
 
 def lines(each: CheckpointPrediction) -> list[str]:
-    """A small table: measured, RoPE alone at the own context, RoPE alone as asked, and what was trained so."""
+    """A small table: measured, predicted at the native context length and as asked, and what was trained so."""
     window = int(each.predicted.heads["window"].iloc[0])
     columns = [
         ("measured", f"at {each.context:,}", {key: (value, float("nan")) for key, value in each.measured.items()}),
-        ("RoPE alone", f"at {each.context:,}", each.own.means),
-        ("RoPE alone", f"at {window:,}", each.predicted.means),
+        ("predicted", f"at {each.context:,}", each.own.means),
+        ("predicted", f"at {window:,}", each.predicted.means),
     ]
     if each.trained is not None:
         name, measured = each.trained

@@ -86,7 +86,7 @@ def _by_depth(column: str) -> tuple[Number, ...]:
 
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
-    """The mean over heads of a measure along the drift axis, and quartiles; `cell` ends in _abs for absolute values."""
+    """A measure's mean and quartiles over heads; `cell` ends in _abs for absolute values."""
     magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
     numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
     for statistic, (_, which) in _QUARTILES.items() if quartiles else ():
@@ -110,7 +110,7 @@ ROTATION = NumberTable(
     "means and quartiles along the drift axis",
     tuple(sorted(_ALONG_AXIS, key=lambda number: number.statistic != "mean")),  # the means first
     "panel",
-    "these results have no measures along that axis, which qkscope analyze writes",
+    "these results lack measures of the drift axis; `qkscope analyze RESULTS` adds them",
 )
 PLASTICITY = NumberTable(
     "plasticity",

@@ -100,7 +100,7 @@ def _window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str
     windows = " and ".join(f"{window:,}" for window in sorted({int(window) for window in published.table["window"]}))
     return [
         f"Published windows are {windows} tokens. The same weights have other numbers at another window, so no rank is "
-        "given there. Measure with that context, or see what RoPE alone predicts with `qkscope predict --window`."
+        "given there. Measure with that context, or see the rotated-mean prediction with `qkscope predict --window`."
     ]
 
 

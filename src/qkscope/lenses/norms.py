@@ -72,7 +72,7 @@ COLUMNS = (
     ),
     Measure(
         "participation_ratio",
-        "Squared sum over sum of squares of the same eigenvalues: the same, counting faint dimensions less.",
+        "Squared sum over sum of squares of the same eigenvalues: the same, with less weight on small eigenvalues.",
         "dimensions",
         (1.0, np.inf),
         title="participation ratio",

@@ -17,7 +17,7 @@ from qkscope.errors import InputError
 from qkscope.files import as_path
 from qkscope.lenses.long_tables import changes_table, means_table
 from qkscope.lenses.views import Results, WindowView, build_tables, summary_file
-from qkscope.results.folder import MOMENTS_SUFFIX
+from qkscope.results.folder import MOMENTS_SUFFIX, plain_name
 from qkscope.results.read import load_results
 
 if TYPE_CHECKING:
@@ -161,23 +161,24 @@ def load(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:
     if isinstance(source, Moments):
         source = {str(source.provenance.get("name") or "model"): source}
     if isinstance(source, Mapping):
-        temporary = _analyzed(source)
-        source = Path(temporary.name)
+        temporary, source = _analyzed(source)
     built = build_tables(load_results(source))
     return StudyResults(built.files, built.own, built.common, temporary)
 
 
-def _analyzed(moments: Mapping[str, Moments]) -> TemporaryDirectory[str]:
-    """A results folder with the tables of these moments."""
+def _analyzed(moments: Mapping[str, Moments]) -> tuple[TemporaryDirectory[str], Path]:
+    """A temporary folder, and in it a results folder with the tables of these moments; its name is their title."""
     from qkscope.moments.moments import Moments
     from qkscope.tables.from_moments import analyze_in_memory
 
     wrong = next((each for each in moments.values() if not isinstance(each, Moments)), None)
     if not moments or wrong is not None:
         raise InputError(f"results are made of moments by name, {{'step 100': moments}}, not {type(wrong).__name__}")
-    folder = TemporaryDirectory(prefix="qkscope-")
-    analyze_in_memory(moments, Path(folder.name))
-    return folder
+    temporary = TemporaryDirectory(prefix="qkscope-")
+    folder = Path(temporary.name) / (plain_name(next(iter(moments))) if len(moments) == 1 else "moments")
+    folder.mkdir()
+    analyze_in_memory(moments, folder)
+    return temporary, folder
 
 
 def _closest(name: str, known: list[str]) -> str:

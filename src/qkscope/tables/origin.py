@@ -29,6 +29,7 @@ def origin_of(name: str, moments: Moments, checkpoint: Checkpoint | None, longes
     from_sums = {
         "context": moments.layout.context,
         "skip_positions": moments.layout.skip_positions,
+        "documents": int(moments.documents.max(axis=1).sum()) or None,  # those of old files were not counted
         "layers": [facts.outline() for facts in moments.layers.values()],
     }
     recorded = {key: value for key, value in moments.provenance.items() if value is not None}

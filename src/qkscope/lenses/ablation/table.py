@@ -41,7 +41,7 @@ COLUMNS = (
     *(
         Measure(
             f"loss_{edit}",
-            f"Increase of the mean loss when an edit removes {what}.",
+            f"Increase of the mean loss without {what}.",
             NATS,
             title=TITLES.get(edit, ""),
         )

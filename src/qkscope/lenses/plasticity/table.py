@@ -26,8 +26,8 @@ SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, np.inf)
 COLUMNS = (
     Measure(
         "ap",
-        "Attention plasticity: twice the chance that two queries at one place disagree about which of two earlier keys "
-        "wins; the mean over places, weighted by queries.",
+        "Attention plasticity: twice the probability that two queries of a position bucket disagree about which of two "
+        "earlier keys scores higher; mean over buckets, weighted by queries.",
         limits=SHARE,
     ),
     Measure(
@@ -134,7 +134,7 @@ def _ratio(above: Array, below: Array, otherwise: float = 0.0) -> Array:
 
 
 def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """The measures of a layer's heads, (heads,)."""
+    """Plasticity of a layer's heads."""
     values = cell_values(sums)
     weighed = Weighed(values)
     ap, content, alone = (weighed.mean(each) for each in (values.ap, values.content, values.same_position))

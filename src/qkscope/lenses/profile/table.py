@@ -25,7 +25,7 @@ SHARE = (0.0, 1.0)
 FEWEST_BUCKETS = 3  # a line goes through any two
 KINDS: tuple[tuple[Kind, str], ...] = (("q", "queries"), ("k", "keys"))
 AXES = (("pc0", "component 0"), ("a", "the drift axis a"))
-_NO_ERROR = "it has no error, since document groups have no squares in single buckets."
+_NO_ERROR = "no standard error: document groups have no squares in single buckets."
 
 
 def _profile_columns() -> tuple[Measure, ...]:

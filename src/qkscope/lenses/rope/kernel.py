@@ -28,13 +28,13 @@ PER_DOUBLING = 2  # distances
 
 COLUMNS = (
     Measure("distance", "Tokens from the key to the query.", "tokens", (0.0, np.inf), error=None),
-    Measure("kernel", "Mean score at that distance, from the mean query and key at rest.", "score"),
+    Measure("kernel", "Mean score at that distance, from the mean query and key before RoPE.", "score"),
     Measure("kernel_scaled", "The same times the factor that the model's kernel puts on scores.", "score"),
     Measure(
         "kernel_sd", "Standard deviation of a score at that distance, queries and keys independent.", "score",
         (0.0, np.inf), error=None,
     ),
-    Measure("averaged", "The mean of the kernel over all pairs of buckets that lie about that far apart.", "score"),
+    Measure("averaged", "The mean of the kernel over all pairs of buckets at about that distance.", "score"),
     Measure("measured", "The mean score of the same pairs of buckets, from their measured means.", "score"),
 )  # fmt: skip
 

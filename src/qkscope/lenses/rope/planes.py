@@ -19,7 +19,7 @@ FILE = "rope_planes"
 SHARE = (0.0, 1.0)
 
 COLUMNS = (
-    Measure("wavelength", "Tokens in which the plane turns once.", "tokens", (2.0, np.inf), error=None),
+    Measure("wavelength", "Tokens per full rotation of the plane.", "tokens", (2.0, np.inf), error=None),
     Measure("amplitude", "Amplitude of the plane's cosine in the kernel.", "score", (0.0, np.inf)),
     Measure("phase", "Phase of that cosine: it peaks at distance phase / angle per token.", "radians"),
     Measure(

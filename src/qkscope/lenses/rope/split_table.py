@@ -36,15 +36,15 @@ PAIRED = "jackknife, paired, covariances before rotation by first order"
 PAIRED_FIXED = "jackknife, paired, covariances before rotation fixed"  # moments without sketches of them
 
 _WORDS = {
-    "window": "What of the change the window explains: mean over the six orders.",
-    "base": "What of the change the RoPE base (the rotation) explains.",
-    "weights": "What of the change the weights explain: queries and keys at rest.",
+    "window": "Part of the change that the context length (window) explains: mean over the six orders of causes.",
+    "base": "Part that the RoPE base (the rotation) explains.",
+    "weights": "Part that the weights explain: queries and keys before RoPE.",
 }
 SPLIT = (
     Measure("before", "The quantity as measured at the first of the two checkpoints.", error=None),
     Measure("after", "The same at the second.", error=None),
-    Measure("before_rope", "What RoPE alone predicts at the first.", error=None),
-    Measure("after_rope", "What RoPE alone predicts at the second.", error=None),
+    Measure("before_rope", "Rotated-mean prediction at the first.", error=None),
+    Measure("after_rope", "Rotated-mean prediction at the second.", error=None),
     Measure("change", "Measured change: the sum of window, base, weights and unexplained."),
     *(
         column
@@ -54,14 +54,14 @@ SPLIT = (
             Measure(f"{name}_spread", f"Largest minus smallest {name} part over the six orders.", error=None),
         )
     ),
-    Measure("joint", "What window and base explain if both change at once: mean over the two orders with the weights."),
-    Measure("joint_weights", "What the weights explain beside that."),
+    Measure("joint", "Part of window and base if both change at once: mean over the two orders with the weights."),
+    Measure("joint_weights", "Part that the weights then explain."),
     Measure("joint_spread", "How far these two orders differ.", error=None),
-    Measure("unexplained", "What is left of the measured change: the change in what exceeds RoPE alone."),
+    Measure("unexplained", "Rest of the measured change: the change of measured minus predicted."),
 )
 ABOUT = (
     Measure("heads", "Heads with a prediction and a measurement at both.", error=None),
-    Measure("heads_left_out", "Heads without.", error=None),
+    Measure("heads_left_out", "Heads without these.", error=None),
     Measure("from_window", "Window of the first.", "tokens", error=None),
     Measure("to_window", "Window of the second.", "tokens", error=None),
     Measure("from_base", "RoPE base of the first; empty where layers have several, or angles of no base.", error=None),

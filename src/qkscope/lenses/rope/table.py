@@ -1,4 +1,4 @@
-"""What RoPE alone predicts of each head beside what was measured, and the difference."""
+"""The rotated-mean prediction of each head next to the measurement, and the difference."""
 
 from __future__ import annotations
 

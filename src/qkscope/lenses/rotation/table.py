@@ -71,7 +71,7 @@ ON_AXES = (
     Measure("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE),
     Measure("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE),
     Measure("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE),
-    Measure("b_offset_cos", "Cosine between b and the offset of queries from keys beside a: a check.", "", SHARE),
+    Measure("b_offset_cos", "Cosine of b with the part of the query-key offset orthogonal to a: a check.", "", SHARE),
 )
 WITHOUT_AXES = (
     Measure("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER),

@@ -38,7 +38,7 @@ class ScoreMap:
     why: str  # it was chosen
     part: str  # that its title names
     column: str  # with the share of that part
-    numbers: pd.Series  # its row of `heads`
+    numbers: pd.Series  # its row of `heads.csv`
     edges: tuple[int, ...]  # of the query buckets
     cells: tuple[int, ...]  # of the parts of the keys
     first: Array  # (query buckets,): keys at position 0

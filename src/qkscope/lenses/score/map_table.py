@@ -31,7 +31,7 @@ COLUMNS = (
         Measure(
             name,
             f"Mean score of the bucket's mean query with keys of part {cell} of 16 equal parts of the window (without "
-            f"position 0 where that is apart), before the layer's scale; {_UNSEEN}",
+            f"position 0 where that has a bucket), before the layer's scale; {_UNSEEN}",
         )
         for cell, name in enumerate(TO_CELLS)
     ),

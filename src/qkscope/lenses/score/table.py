@@ -1,4 +1,4 @@
-"""What a head's scores are made of, and whether late or early keys win."""
+"""The components of a head's scores, and whether late or early keys score higher."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ COLUMNS = (
     ),
     Measure(
         PREFERENCE,
-        "Share in which the mean query tells keys apart beyond their position: a preference that all queries have.",
+        "Share in which the mean query prefers some keys whatever their position: a preference that all queries share.",
         "",
         SHARE,
     ),
     Measure(QUERY, "Share that depends on the query and on the key, beyond position.", "", SHARE),
     Measure(
         ADVANTAGE,
-        "By how many standard deviations of scores the last key wins over the first for queries of the last quarter of "
-        "the window, on the line through their mean scores; above 0 late keys win.",
+        "Score of the last key minus that of the first, in standard deviations of scores, on the line through the mean "
+        "scores of queries in the last quarter of the window; above 0, later keys score higher.",
         "standard deviations",
     ),
     *(
         Measure(
             line,
-            f"{name}, with the whole window as one bucket: comparable between entries whose buckets differ.",
+            f"{name} with the whole window as one bucket: comparable where buckets differ.",
             "",
             SHARE,
         )

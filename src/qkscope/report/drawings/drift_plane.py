@@ -20,6 +20,7 @@ from matplotlib.patches import Ellipse
 
 from qkscope.draw import style
 from qkscope.errors import InputError
+from qkscope.lenses.profile.table import profile
 from qkscope.lenses.rotation.chosen import chosen_heads
 from qkscope.lenses.rotation.planes import FILE, planes
 from qkscope.lenses.sums import layer_sums
@@ -68,7 +69,8 @@ def draw_plane(
         layers = sorted(loaded.layers)
         raise InputError(f"there is no layer {layer} with a head {head}; layers are {layers[0]} to {layers[-1]}")
     sums = layer_sums(loaded, layer, [head], window, skip=skip_positions)
-    rows = pd.DataFrame({name: values[0] for name, values in planes(sums).items()})
+    columns = {**profile(sums), **planes(sums), "position": sums.q_buckets.mean_t}  # as rows of `buckets` have them
+    rows = pd.DataFrame({name: values[0] for name, values in columns.items()})
     with matplotlib.rc_context(style.RC):
         figure = Figure(figsize=(5.2, 4.2), dpi=style.DPI, layout="constrained")
         FigureCanvasAgg(figure)
