@@ -60,6 +60,8 @@ LEFT_OUT = (  # of the page; benchmarks/results has them
     "of it not on disk", "processor time for each", "alone, processor time", "saved by stopping early + tap",
     "uncompressed", "document by document", "by document:", "helper process", "Largest difference from",
     "A plain pass takes", "What by hand does not give", "(a) not tuned", "While 1000 were read", "The rates come",
+    "SmolLM3-3B, one document of 4096", "SmolLM3-3B, one document of 32768", "beyond the loaded model",
+    "rows of tables", "By phase,", "In processor time:", "Stopping early saves",
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ def texts(tables: Tables) -> Part:
     rows: list[list[str]] = []
     asked, differ, surest = Counter[Pair](), Counter[Pair](), (0.0, "")
     for model, label in tables.models.items():
+        cells = []
         for name, (source, column) in _compared(tables).items():
             found = {c: tables.number(source, column, Place(c, model, label)) for c in tables.corpora}
             apart = []
@@ -92,18 +93,23 @@ def texts(tables: Tables) -> Part:
                 change = found[pair[1]].minus(found[pair[0]])
                 asked[pair] += 1
                 differ[pair] += bool(change.sign)
-                apart += ["–".join(pair)] if change.sign else []
+                apart += ["–".join(corpus[0].upper() for corpus in pair)] if change.sign else []
                 said = f"{name} of {label}, " + " and ".join(f"{found[corpus]} on {spoken(corpus)}" for corpus in pair)
                 surest = max(surest, (abs(change.value / change.error), said)) if change.sign else surest
-            if any(number.known for number in found.values()):
-                rows.append([label, name, *map(str, found.values()), "; ".join(apart) or "none"])
+            known = sum(number.known for number in found.values()) > 1
+            cells.append((", ".join(apart) or "none") if known else "–")
+        rows.append([label, *cells])
+    letters = listed([f"{corpus} ({corpus[0].upper()})" for corpus in tables.corpora])
     told = _text_counts(asked, differ)
     most = f" Largest relative to its error: {surest[1]}." if surest[1] else ""
     return Part(
         short=[
             f"**{'Most measures depend' if _most(asked, differ) else 'Few measures depend'} on the text.** {told}{most}"
         ],
-        text=["At the longest window:", table(["model", "number", *tables.corpora, "differ significantly"], rows)],
+        text=[
+            f"Significant differences at the longest window between {letters}; the values are in the tables above.",
+            table(["model", *_compared(tables)], rows),
+        ],
         compared=asked.total(),
     )
 

@@ -132,24 +132,16 @@ def _shown(windows: set[int]) -> list[int]:
 
 
 def _sizes(tables: Tables) -> str:
-    """The size of r_k at the longest window, for each model and layer type."""
-    kinds = [place for place in models(tables, "kinds") if place.kind != "all"]
-    places = sorted([*models(tables, "signal"), *kinds], key=lambda place: list(tables.models).index(place.model))
-    if not any(_signal(tables, "r_k_abs", tables.other(p, c)).known for p in places for c in tables.corpora):
-        return ""
-    columns: dict[str, Callable[[Place], str]] = {
-        name: lambda place, column=column: str(_signal(tables, column, place))
-        for name, column in (("\\|r_k\\|", "r_k_abs"),)
-    }
-    names, cells = side_by_side(tables, columns, places)
-    rows = [[place.name, *cell] for place, cell in zip(places, cells, strict=True)]
+    """Where heads have r_k of both signs: its mean size next to the mean."""
     signs = [
         place
         for place in tables.places()
         if _signal(tables, "r_k_abs", place).ahead_of(_signal(tables, "r_k", place).size)
     ]
-    both = f" It exceeds |mean r_k| significantly in {tables.grouped(signs)}: heads of both signs." if signs else ""
-    return f"Mean |r_k| at the longest window.{both}\n\n" + table(["model", *names], rows)
+    if not signs:
+        return ""
+    sizes = listed([f"{_signal(tables, 'r_k_abs', place)} in {place.said}" for place in signs])
+    return f"Heads have r_k of both signs: mean |r_k| exceeds |mean r_k| significantly at the longest window ({sizes})."
 
 
 def _signal(tables: Tables, column: str, place: Place) -> Number:
