@@ -307,8 +307,9 @@ def test_how_to_read_is_shown_with_heads_of_this_study(visit, folder):
     write_report(folder, figures=False)
     with visit(folder / "report.html") as page:
         text = page.locator(".examples").inner_text()
-        assert "Keys run against" in text
-        button = page.locator(".example", has_text="Keys run against").get_by_role("button")
-        assert button.inner_text().startswith("L0H1: r_q ")  # of b: r_k -0.9
+        assert "Keys track it in reverse" in text
+        example = page.locator(".example", has_text="Keys track it in reverse")
+        assert "L0H1 r_q 0.85, r_k −0.90" in example.inner_text()  # of b
+        button = example.get_by_role("button")
         button.click()
         assert page.locator("#head h3").inner_text() == "Head L0H1 at b"

@@ -87,7 +87,7 @@ def test_a_head_is_shown_with_its_error(visit, known):
         assert told["r_q"] == "0.710 ± 0.017"
         assert told["r_k"] == "0.9000 ± 0.0066"
         assert told["explained variance"] == "0.500 ± 0.035"
-        assert told["how sure"] == (
+        assert told["confidence"] == (
             "50% of other samples of documents give this category; undecided: another category is within the "
             "confidence interval"
         )
@@ -105,7 +105,7 @@ def test_a_head_is_shown_with_its_error(visit, known):
 def test_a_table_without_errors_shows_none(visit, bare):
     with visit(bare / "report.html", "#head=0.0") as page:
         assert panel(page)["r_q"] == "0.7100"
-        assert "how sure" not in panel(page)
+        assert "confidence" not in panel(page)
         assert "±" not in page.locator("#numbers").inner_text()
         assert page.locator("#numbers thead").inner_text().count("same category") == 0
         assert page.locator("[data-filter=unsure]").count() == 0
@@ -167,7 +167,7 @@ def test_means_by_depth_shares_and_comparisons_have_their_errors(visit, known):
         r_q = tables.panel.error("r_q", tables.names[0])
         assert rows["mean r_q"].count(f"± {r_q:.2g}") == 2
         assert rows["mean r_q"].endswith(f"0.000 ± {np.sqrt(2) * r_q:.3f} (unpaired)")  # what they read is not recorded
-        assert "unpaired: as if A and B had read different documents" in page.locator("#measures .note").inner_text()
+        assert "B − A is unpaired" in page.locator("#measures .note").inner_text()
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,7 @@ function fillTable(app, head, body) {
       const errors = errorsOf(app, key);
       const cells = values.map((value, i) => FORMAT[kind](value, errors[i]));
       if (pair) cells.push(deltaText(app, kind, values, key));
-      return element("tr", {}, element("th", { scope: "row" }, text), ...cells.map((cell) => element("td", {}, cell.replace("± ", "±\u00a0"))));
+      return element("tr", {}, element("th", { scope: "row" }, text), ...cells.map((cell) => element("td", {}, cell)));
     }),
   );
 }
