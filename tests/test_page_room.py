@@ -78,9 +78,9 @@ def test_a_page_without_the_columns_of_a_checkpoint_says_so(visit, tmp_path, mon
         set_slider(page, 1)
         assert "not in this file at b" in page.locator("[data-lens=tilt] dl").inner_text()
         page.locator("#view-lens-tilt-1").scroll_into_view_if_needed()
-        page.locator("#view-lens-tilt-1 .note", has_text="in this file for 3 of 5").wait_for()
+        page.locator("#view-lens-tilt-1 .note", has_text="This file has these measures for 3 of 5").wait_for()
         page.locator("#view-map").scroll_into_view_if_needed()
-        page.locator("#view-map .note", has_text="in this file for 3 of 5").wait_for()
+        page.locator("#view-map .note", has_text="This file has these measures for 3 of 5").wait_for()
 
 
 def test_without_replicates_no_head_has_a_paired_error(tmp_path):
