@@ -225,7 +225,7 @@ def norms_by_bucket(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 def _lengths(sums: LayerSums, kind: Kind) -> Array:
     """Root mean square length in each bucket: what varies is the whole's, the mean a replicate's own."""
-    traces, means = (sums.whole or sums).once(bucket_traces)[kind], sums.bucket_means(kind).mean
+    traces, means = sums.shared(bucket_traces)[kind], sums.bucket_means(kind).mean
     return np.asarray(np.sqrt(traces + (means**2).sum(axis=-1)))
 
 
@@ -264,10 +264,11 @@ BUCKETS = HeadTable(
     norms_by_bucket,
     across="bucket",
     detail=True,
+    stackable=True,
     holds_fixed="covariances within buckets",
 )
 
-TABLE = HeadTable(FILE, COLUMNS, norms)
+TABLE = HeadTable(FILE, COLUMNS, norms, stackable=True)
 
 LENS = Lens(
     name="norms",

@@ -104,11 +104,13 @@ def checkpoint_rows(
 
 def layer_rows(sets: Sequence[HeadTable], sums: LayerSums, n_layers: int, window: int) -> LayerRows:
     """What these sets of measures say of one layer over one window, as arrays."""
-    columns: dict[str, Columns] = {}
+    columns: dict[str, Columns] = {each.name: own_columns(each, sums) for each in sets}
+    without = replicated_columns(sets, sums)
     replicated: dict[str, NDArray[np.float64]] = {}
     means = [tokens_row(sums)]
     for each in sets:
-        columns[each.name], replicates = with_errors(each, sums)
+        replicates = without[each.name]
+        columns[each.name] = with_errors(each, sums, columns[each.name], replicates)
         _require_shapes(each, columns[each.name], len(sums.heads))
         replicated |= {
             name: _by_group(columns[each.name][name], replicates.get(name), sums) for name in each.replicated
@@ -171,27 +173,49 @@ def own_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]
     return columns
 
 
-def replicated_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, places]); empty where nobody needs them."""
-    wanted = measures.judge is not None or measures.replicated or any(column.error for column in measures.columns)
-    parts = [own_columns(measures, each.alone if measures.own_buckets else each) for each in sums.replicates if wanted]
-    return {name: np.stack([part[name] for part in parts]) for name in measures.names} if parts else {}
+def replicated_columns(sets: Sequence[HeadTable], sums: LayerSums) -> dict[str, dict[str, NDArray[Any]]]:
+    """The same of each set without each document group in turn: (groups, heads[, places]); empty if nobody needs them.
+
+    Sets take turns with each replicate, so that of those with bucket covariances of their own few are there at once.
+    """
+    parts: dict[str, list[dict[str, NDArray[Any]]]] = {each.name: [] for each in sets}
+    for stack in sums.stacks:
+        for each in filter(_is_replicated, sets):
+            for part in (stack,) if each.stackable else stack.unstacked:
+                columns = own_columns(each, part.alone if each.own_buckets else part)
+                parts[each.name].append({name: _by_copy(values, part.copies) for name, values in columns.items()})
+        stack.forget_alone()
+    return {
+        name: {column: np.concatenate([part[column] for part in of_set]) for column in (of_set[0] if of_set else ())}
+        for name, of_set in parts.items()
+    }
 
 
-def with_errors(measures: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """A layer's columns with their errors and what is judged by them, and the replicates."""
-    columns, replicates = own_columns(measures, sums), replicated_columns(measures, sums)
+def _is_replicated(measures: HeadTable) -> bool:
+    return measures.judge is not None or bool(measures.replicated) or any(column.error for column in measures.columns)
+
+
+def _by_copy(values: NDArray[Any], copies: int) -> NDArray[Any]:
+    """What was computed of a stack, (copies, heads[, places])."""
+    return values.reshape(copies, len(values) // copies, *values.shape[1:])
+
+
+def with_errors(
+    measures: HeadTable, sums: LayerSums, whole: Columns, replicates: Columns
+) -> dict[str, NDArray[Any]]:
+    """A layer's columns with their errors and what is judged by them."""
+    columns = dict(whole)
     for column in measures.columns:
         if column.error is not None:
-            whole, sizes = columns[column.name], sums.replication.sizes
+            values, sizes = columns[column.name], sums.replication.sizes
             columns[error_name(column.name)] = (
-                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
+                jackknife_error(values, replicates[column.name], sizes, column.error, column.bias)
                 if replicates
-                else np.full(whole.shape, np.nan)
+                else np.full(values.shape, np.nan)
             )
     if measures.judge is not None:
         columns.update(measures.judge(Judged(columns, replicates, sums)))
-    return columns, replicates
+    return columns
 
 
 def _require_shapes(measures: HeadTable, columns: Columns, heads: int) -> None:

@@ -53,13 +53,13 @@ class Arcs:
         back = np.argsort(order)
         return covariance[:, :, back[:, None], back]
 
-    def add_to(self, line: Array, head: int, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
-        """Add one head's arc at some positions, which lie in these buckets, to its line there: (positions, d)."""
-        turned = self.planes.complex(self.mean[head])[buckets]
+    def add_to(self, line: Array, heads: slice, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
+        """Add heads' arcs at some positions, which lie in these buckets, to their lines there: (heads, positions, d)."""
+        turned = self.planes.complex(self.mean[heads])[:, buckets]
         turned *= _unit_arcs(self.planes, self.edges, positions)
         order, count = self.planes.order, self.planes.count
-        line[:, order[:count]] += turned.real
-        line[:, order[count : 2 * count]] += turned.imag
+        line[..., order[:count]] += turned.real
+        line[..., order[count : 2 * count]] += turned.imag
 
 
 @lru_cache(maxsize=32)
