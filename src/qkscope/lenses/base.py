@@ -78,7 +78,7 @@ class HeadTable:
     per: Literal["head", "layer"] = "head"
     detail: bool = False  # so many rows that large studies go without (study key `detail`)
     holds_fixed: str = ""  # what replicates share with the whole, in words
-    # `rows` looks at each head by itself, so that it can be given several replicates at once, as further heads (a set per
+    # `rows` looks at each head by itself, so it can be given several replicates at once, as further heads (a set per
     # layer then has a row for each of `sums.copies`). What it takes from the whole comes by `sums.shared`.
     stackable: bool = False
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole

@@ -34,7 +34,7 @@ from qkscope.results.schema import (
     QK,
     REPLICATES,
 )
-from qkscope.stats.jackknife import jackknife_error
+from qkscope.stats.jackknife import Scale, jackknife_error
 from qkscope.study.heads import choose_heads
 from qkscope.study.rows import RowSettings
 from qkscope.text import counted
@@ -200,19 +200,20 @@ def _by_copy(values: NDArray[Any], copies: int) -> NDArray[Any]:
     return values.reshape(copies, len(values) // copies, *values.shape[1:])
 
 
-def with_errors(
-    measures: HeadTable, sums: LayerSums, whole: Columns, replicates: Columns
-) -> dict[str, NDArray[Any]]:
+def with_errors(measures: HeadTable, sums: LayerSums, whole: Columns, replicates: Columns) -> dict[str, NDArray[Any]]:
     """A layer's columns with their errors and what is judged by them."""
     columns = dict(whole)
+    alike: dict[tuple[Scale, bool, tuple[int, ...]], list[str]] = {}  # columns whose errors are found at once
     for column in measures.columns:
         if column.error is not None:
-            values, sizes = columns[column.name], sums.replication.sizes
-            columns[error_name(column.name)] = (
-                jackknife_error(values, replicates[column.name], sizes, column.error, column.bias)
-                if replicates
-                else np.full(values.shape, np.nan)
-            )
+            alike.setdefault((column.error, column.bias, whole[column.name].shape), []).append(column.name)
+    for (scale, bias, _), names in alike.items():
+        values = np.stack([whole[name] for name in names])
+        errors = np.full(values.shape, np.nan)
+        if replicates:
+            without = np.stack([replicates[name] for name in names], axis=1)
+            errors = jackknife_error(values, without, sums.replication.sizes, scale, bias)
+        columns |= {error_name(name): error for name, error in zip(names, errors, strict=True)}
     if measures.judge is not None:
         columns.update(measures.judge(Judged(columns, replicates, sums)))
     return columns
@@ -391,9 +392,14 @@ def _replicates_table(rows: Sequence[LayerRows], model: str) -> pd.DataFrame:
 def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataFrame], model: str) -> None:
     """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
     heads_without: dict[str, int] = {}
-    for measures in sets:
-        for name in (column.name for column in measures.columns if column.error is not None):
-            if heads := _without_error(measures, tables[measures.table], name):
+    for table in dict.fromkeys(measures.table for measures in sets):
+        rows, here = tables[table], [measures for measures in sets if measures.table == table]
+        who = ["layer", "head"] if here[0].per == "head" else ["layer"]
+        of_head, of_window = (
+            np.asarray(rows.groupby(each, sort=False).ngroup(), dtype=np.intp) for each in (who, [*who, "window"])
+        )
+        for name in (column.name for measures in here for column in measures.columns if column.error is not None):
+            if heads := _without_error(rows, name, of_head, of_window):
                 heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
     if heads_without:
         listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
@@ -406,18 +412,17 @@ def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataF
         )
 
 
-def _without_error(measures: HeadTable, rows: pd.DataFrame, name: str) -> int:
+def _without_error(rows: pd.DataFrame, name: str, of_head: NDArray[np.intp], of_window: NDArray[np.intp]) -> int:
     """How many heads (or layers) have no error in a column, at any place of some window.
 
-    Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
+    Rows are told apart by their head, and by their head and window. Values of 0 may be 0 by construction, and single
+    buckets may be the same in all documents: that of BOS is.
     """
-    who = ["window", "layer", "head"] if measures.per == "head" else ["window", "layer"]
-    size = rows[name].abs()
+    size, error = rows[name].abs().to_numpy(), rows[error_name(name)].to_numpy()
     measured = np.isfinite(size) & (size > 0)
-    bound = ZERO_R if name in ("r_q", "r_k") else ROUNDING * size
-    zero = (rows[error_name(name)] <= bound)[measured]
-    throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
-    return int(throughout[throughout].index.droplevel("window").nunique())
+    sure = measured & (error <= (ZERO_R if name in ("r_q", "r_k") else ROUNDING * size))
+    others = np.bincount(of_window[measured & ~sure], minlength=of_window.max(initial=-1) + 1)
+    return len(np.unique(of_head[sure & (others[of_window] == 0)]))
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

@@ -27,7 +27,7 @@ from qkscope.lenses.pca import (
     nearby_eigen,
     pooled_eigen,
 )
-from qkscope.lenses.stacks import MOST_BYTES, repeated, taken
+from qkscope.lenses.stacks import MOST_BYTES, joined, repeated, taken
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
@@ -76,9 +76,9 @@ class WindowSource:
         """Of all the layer's heads, or those of replicates with estimated covariances."""
         return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without or None)
 
-    def before(self, kind: Kind, without: Lacking, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
+    def before(self, kind: Kind, without: int | None, cov: NDArray[np.float64] | None) -> BeforeRotation | None:
         """Of all the layer's heads; `cov` where it is known already."""
-        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without or None, cov=cov)
+        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, cov=cov)
 
     def filled_without(self, group: int) -> bytes:
         """Which buckets have tokens without a document group."""
@@ -173,12 +173,12 @@ class LayerSums:
         """The replicates of a stack."""
         if self.copies == 1:
             return (self,)
-        q, k = ([taken(of, self.copies, number) for number in range(self.copies)] for of in (self.q, self.k))
-        heads = self.heads[: len(self.heads) // self.copies]
-        return tuple(
-            replace(self, heads=heads, q=q[i], k=k[i], lacking=(group,), copies=1, within=(self, i))
-            for i, group in enumerate(self.lacking)
-        )
+        count, parts = len(self.heads) // self.copies, []
+        for number, group in enumerate(self.lacking):
+            q, k = (of.take(slice(number * count, (number + 1) * count)) for of in (self.q, self.k))
+            heads, within = self.heads[:count], (self, number)
+            parts.append(replace(self, heads=heads, q=q, k=k, lacking=(group,), copies=1, within=within))
+        return tuple(parts)
 
     def _of_stack(self, ask: Callable[[LayerSums], Made]) -> Made:
         """This replicate's part of what its stack has."""
@@ -260,8 +260,12 @@ class LayerSums:
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Each position bucket in the window by itself, one entry per query head."""
-        index = self._entries[kind]
-        return self._every_head[kind].take(index if kind == "q" else index[self.distinct_keys[1]])
+        return self._bucket_means[kind]
+
+    @cached_property
+    def _bucket_means(self) -> dict[Kind, BucketMeans]:
+        q, k = self._entries["q"], self._entries["k"][self.distinct_keys[1]]
+        return {"q": self._every_head["q"].take(q), "k": self._every_head["k"].take(k)}
 
     @cached_property
     def _every_head(self) -> dict[Kind, BucketMeans]:
@@ -308,7 +312,9 @@ class LayerSums:
         by_kind: dict[Kind, BeforeRotation | None] = {}
         for kind in KINDS:
             whole = None if self.whole is None else self.whole._before[kind]
-            by_kind[kind] = self._source.before(kind, self.lacking, None if whole is None else whole.cov)
+            cov = None if whole is None else whole.cov
+            parts = [self._source.before(kind, group, cov) for group in self.lacking or (None,)]
+            by_kind[kind] = joined([part for part in parts if part is not None])
         return by_kind
 
     @property

@@ -253,7 +253,7 @@ class Moments:
         window: int | None = None,
         skip: int = 0,
         *,
-        without: Groups | None = None,
+        without: int | None = None,
         cov: NDArray[np.float64] | None = None,
     ) -> BeforeRotation | None:
         """A layer's queries or keys as they were before RoPE; None where that was not summed.

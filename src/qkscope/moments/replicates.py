@@ -133,28 +133,21 @@ class BeforeRotation:
 
 
 def before_rotation(
-    known: Unrotated | None, cells: slice, without: Groups | None = None, cov: Array | None = None
+    known: Unrotated | None, cells: slice, without: int | None = None, cov: Array | None = None
 ) -> BeforeRotation | None:
     """Means and covariance before rotation; None where they were not summed. `cov`, if given, is not recomputed."""
     if known is None:
         return None
-    heads, of_groups = len(known.pivot), [None] if without is None else np.atleast_1d(without).tolist()
-    n, x = known.n[cells], known.x[:, cells].astype(np.float64)
-    included = [[each for each in range(n.shape[1]) if each != group] for group in of_groups]
-    total = np.stack([x[:, :, kept].sum(axis=2) for kept in included])  # (groups, heads, buckets, d)
-    count = np.stack([np.broadcast_to(n[:, kept].sum(axis=1), (heads, len(n))) for kept in included])
+    included = [group for group in range(known.n.shape[1]) if group != without]
+    heads = len(known.pivot)
+    n = np.broadcast_to(known.n[cells][:, included].sum(axis=1), (heads, known.n[cells].shape[0]))
+    x = known.x[:, cells][:, :, included].sum(axis=2, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        bucket_mean = np.where(count[..., None] > 0, total / count[..., None], np.nan)
-        mean = total.sum(axis=2) / count.sum(axis=2)[..., None]
+        bucket_mean = np.where(n[..., None] > 0, x / n[..., None], np.nan)
+        mean = x.sum(axis=1) / n.sum(axis=1)[:, None]
+    pivot = known.pivot
     covariance = known.whole().statistics(1.0).cov_xx if cov is None else cov
-    arrays = (
-        count.sum(axis=2),
-        known.pivot + mean,
-        np.broadcast_to(covariance, (len(included), *covariance.shape)),
-        count,
-        known.pivot[:, None] + bucket_mean,
-    )
-    return BeforeRotation(*map(as_heads, arrays))
+    return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean)
 
 
 # -- squares of groups --------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ def _bounds(spans: Sequence[slice]) -> set[int]:
 
 
 def _squares(sums: KindMoments, groups: NDArray[np.intp], cells: slice) -> Array:
-    """Groups' Σxxᵀ (groups, heads, packed) over a window: of the spans that lie in it, and their share of position 0."""
+    """Groups' Σxxᵀ (groups, heads, packed) over a window: of the spans in it, and their share of position 0."""
     if group_squares(sums, cells) == "none":
         start, stop = sums.layout.edges[cells.start], sums.layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")

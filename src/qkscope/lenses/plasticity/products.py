@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qkscope.lenses.plasticity.grid import Array, Index
+from qkscope.lenses.stacks import for_readers
 
 
 def plasticity_of(gap: Array | None, fixed: Array, decided: Array) -> Array:
@@ -25,24 +26,18 @@ def plasticity_of(gap: Array | None, fixed: Array, decided: Array) -> Array:
 def traces_by_keys(matrices: Array, keys: Array, which: Index) -> Array:
     """tr(M_b K_c) of every head: its matrices (heads, b, d, d) with all of its key head (key heads, c, d, d)."""
     heads, count, d, _ = matrices.shape
-    of_keys = _for_readers(keys, which)
+    of_keys = for_readers(keys, which)
     of_keys = of_keys.reshape(*of_keys.shape[:2], d * d)
     traces = matrices.reshape(len(of_keys), -1, d * d) @ of_keys.swapaxes(1, 2)
     return np.asarray(traces.reshape(heads, count, -1))
 
 
-def _for_readers(keys: Array, which: Index) -> Array:
-    """What belongs to key heads, to be multiplied with that of equal shares of the heads, in order.
-
-    One each for all heads that read it where these are neighbors and as many for every key head; else for each head.
-    """
-    readers = len(which) // len(keys)
-    return keys if np.array_equal(which, np.repeat(np.arange(len(keys)), readers)) else keys[which]
-
-
 def between_means(matrices: Array, about: Array) -> Array:
     """k_c' M k_d of every head, for each of its matrices and all means (heads, parts, d): (heads, b, c, d)."""
-    return np.asarray((about[:, None] @ matrices) @ about.swapaxes(1, 2)[:, None])
+    along = about[:, None] @ matrices  # (heads, b, parts, d)
+    heads, count, parts, d = along.shape
+    products = along.reshape(heads, count * parts, d) @ about.swapaxes(1, 2)
+    return np.asarray(products.reshape(heads, count, parts, parts))
 
 
 def about_centre(keys: Array) -> Array:
@@ -59,6 +54,6 @@ def quadratic(matrices: Array, vectors: Array) -> Array:
 
 def on_keys(matrices: Array, vectors: Array, which: Index) -> Array:
     """The same, where the matrices (key heads, …) are those of the key head that each row reads."""
-    of_keys = _for_readers(matrices, which)
+    of_keys = for_readers(matrices, which)
     forms = quadratic(of_keys, vectors.reshape(len(of_keys), -1, vectors.shape[2]))
     return forms.reshape(*vectors.shape[:2], -1)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.score.arcs import Arcs
 from qkscope.lenses.score.seen import Reach, middles
+from qkscope.lenses.stacks import for_readers
 
 Array = NDArray[np.float64]
 
@@ -33,6 +34,11 @@ class PositionGrid:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where the positions of each bucket start and stop."""
+        return list(pairwise([0, *np.cumsum(np.bincount(self.bucket)).tolist()]))
 
 
 @lru_cache(maxsize=32)
@@ -55,9 +61,10 @@ def grid_of(edges: tuple[int, ...], most: int) -> PositionGrid:
 def curve(lines: Array, arcs: Arcs, heads: slice, grid: PositionGrid) -> Array:
     """(heads, positions, d): mean vectors at each position of the grid; `lines` is (heads, 2 buckets, d)."""
     mean, slope = np.split(lines[heads], 2, axis=1)
-    vectors = slope[:, grid.bucket]
-    vectors *= grid.away[:, None]
-    vectors += mean[:, grid.bucket]
+    vectors = np.empty((len(mean), len(grid), mean.shape[2]))
+    for bucket, (start, stop) in enumerate(grid.runs):
+        np.multiply(slope[:, bucket, None], grid.away[start:stop, None], out=vectors[:, start:stop])
+        vectors[:, start:stop] += mean[:, bucket, None]
     arcs.add_to(vectors, heads, grid.positions, grid.bucket)
     return vectors
 
@@ -85,16 +92,11 @@ class Seen:
         return np.asarray(np.divide(1.0, n, out=np.zeros_like(n), where=n > 0))
 
     @cached_property
-    def starts(self) -> NDArray[np.intp]:
-        """(buckets + 1,): where each bucket's positions start, and where the last one's stop."""
-        return np.searchsorted(self.grid.bucket, np.arange(self.grid.bucket[-1] + 2)).astype(np.intp)
-
-    @cached_property
     def levels(self) -> Array:
         """(buckets, positions): how much each key counts for the queries of each bucket together."""
-        levels = np.zeros((len(self.starts) - 1, len(self.grid) + 1))
+        levels = np.zeros((len(self.grid.runs), len(self.grid) + 1))
         by = self.of_query * self.inverse
-        for steps, (start, stop) in zip(levels, pairwise(self.starts), strict=True):
+        for steps, (start, stop) in zip(levels, self.grid.runs, strict=True):
             np.add.at(steps, self.first[start:stop], by[start:stop])
             np.add.at(steps, np.arange(start, stop) + 1, -by[start:stop])
             steps[:stop], steps[stop:] = np.cumsum(steps[:stop]), 0.0
@@ -103,12 +105,15 @@ class Seen:
     @cached_property
     def even(self) -> Array:
         """(buckets, key buckets): the same where all keys of a bucket count alike; NaN where they do not."""
-        low, high = (of.reduceat(self.levels, self.starts[:-1], axis=1) for of in (np.minimum, np.maximum))
+        parts = [self.levels[:, start:stop] for start, stop in self.grid.runs]
+        low, high = (np.stack([of(part, axis=1) for part in parts], axis=1) for of in (np.min, np.max))
         return np.where(low == high, low, np.nan)
 
     def mean(self, k: Array) -> Array:
         """(heads, positions, d): the mean of the keys that each query sees."""
-        summed = np.concatenate([np.zeros((len(k), 1, k.shape[2])), np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1)
+        summed = np.concatenate(
+            [np.zeros((len(k), 1, k.shape[2])), np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1
+        )
         return np.asarray((summed[:, 1:] - summed[:, self.first]) * self.inverse[:, None])
 
 
@@ -120,33 +125,36 @@ def seen_on_grid(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...], 
     return Seen(grid, reach, grid.weight / counts[grid.bucket], np.array(known)[grid.bucket] * grid.weight)
 
 
-def seen_variance(q: Array, k: Array, seen: Seen) -> Array:
+def seen_variance(q: Array, k: Array, which: NDArray[np.intp], seen: Seen) -> Array:
     """(heads, buckets): the variance of q·k over the keys that a query sees, averaged over each bucket's queries.
 
-    Both curves are (heads, positions, d).
+    Curves are (heads, positions, d) and (key heads, positions, d), of which each head reads one.
     """
-    first, of_key = seen.first, seen.of_key
-    heads, count, d = k.shape
+    k, first, (heads, count, d) = for_readers(k, which), seen.first, q.shape
+    q = q.reshape(len(k), -1, count, d)  # (key heads, readers of each, positions, d)
     block = max(FEWEST_TOGETHER, d)  # products with single keys then cost about as much as those with second moments
-    variance = -(np.einsum("htd,htd->ht", q, seen.mean(k)) ** 2)
-    squares = [np.zeros((heads, d, d))]  # of the keys before each block
+    variance = -(np.einsum("krtd,ktd->krt", q, seen.mean(k)) ** 2)
+    squares = [np.zeros((len(k), d, d))]  # of the keys before each block
     for start in range(0, count, block):
-        rows = np.arange(start, min(start + block, count))
-        whole = min(-(-first[rows[-1]] // block), start // block)  # the first block of keys that all queries see
-        partly = np.concatenate([np.arange(first[start], whole * block), rows])
-        counted = ((partly >= first[rows, None]) & (partly <= rows[:, None])) * of_key[partly]
-        queries, before = q[:, rows], squares[-1] - squares[whole]
+        rows = slice(start, min(start + block, count))
+        whole = min(-(-first[rows.stop - 1] // block), start // block)  # the first block of keys that all queries see
+        partly = np.r_[first[start] : whole * block, rows]
+        counted = (partly >= first[rows, None]) & (partly <= np.arange(rows.start, rows.stop)[:, None])
+        queries, before = q[:, :, rows].reshape(len(k), -1, d), squares[-1] - squares[whole]
         scores = queries @ k[:, partly].swapaxes(1, 2)
-        square = ((queries @ before) * queries).sum(axis=2) + (scores**2 * counted).sum(axis=2)
-        variance[:, rows] += square * seen.inverse[rows]
-        squares.append(squares[-1] + (of_key[rows, None] * k[:, rows]).swapaxes(1, 2) @ k[:, rows])
-    return np.add.reduceat(variance * seen.of_query, seen.starts[:-1], axis=1)
+        scores *= scores
+        square = np.einsum("krts,ts->krt", scores.reshape(len(k), -1, *counted.shape), counted * seen.of_key[partly])
+        square += np.einsum("kid,kid->ki", queries @ before, queries).reshape(square.shape)
+        variance[:, :, rows] += square * seen.inverse[rows]
+        squares.append(squares[-1] + (seen.of_key[rows, None] * k[:, rows]).swapaxes(1, 2) @ k[:, rows])
+    starts = [start for start, _ in seen.grid.runs]
+    return np.add.reduceat(variance.reshape(heads, count) * seen.of_query, starts, axis=1)
 
 
 def seen_covariance(k: Array, seen: Seen) -> Array:
     """(heads, buckets, d, d): the covariance of the keys that a query sees, averaged over each bucket's queries."""
     heads, _, d = k.shape
-    buckets = [slice(start, stop) for start, stop in pairwise(seen.starts)]
+    buckets = [slice(start, stop) for start, stop in seen.grid.runs]
     squares = np.stack([(seen.of_key[of, None] * k[:, of]).swapaxes(1, 2) @ k[:, of] for of in buckets], axis=1)
     evenly = np.nan_to_num(seen.even) @ squares.reshape(heads, len(buckets), d * d)
     covariances, means = evenly.reshape(squares.shape), seen.mean(k)

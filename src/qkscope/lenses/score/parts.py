@@ -125,14 +125,16 @@ def exact_split(cells: KeyCells, means: MeanVectors, most: int = FINE) -> Split:
     for heads in in_blocks(len(left), left[0].nbytes):
         which = axes.which[heads]
         seen = keys[:, which]
-        preference[heads] = (lines_with(means.q[heads], seen) * np.stack(np.split(means.q[heads], 2, 1))).sum(axis=(0, 3))
+        preference[heads] = (lines_with(means.q[heads], seen) * np.stack(np.split(means.q[heads], 2, 1))).sum(
+            axis=(0, 3)
+        )
         if arcs is not None:
             preference[heads] += traces(arcs[0].covariance[heads], seen[0])
         query_position[heads] = traces(left[heads], spread[which])
         query[heads] = traces(left[heads], seen[0])
     position, late = of_means(means, most)
-    parts = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
-    return Split(position, *parts, late)
+    of_heads = [(weights * part).sum(axis=1) for part in (query_position, preference, query)]
+    return Split(position, of_heads[0], of_heads[1], of_heads[2], late)
 
 
 def seen_residuals(cells: KeyCells, axes: SplitAxes) -> Array:
@@ -144,7 +146,7 @@ def seen_residuals(cells: KeyCells, axes: SplitAxes) -> Array:
 
 
 def lines_with(q: Array, seen: Array) -> Array:
-    """(2, heads, buckets, d): lines of queries (heads, 2 buckets, d) times `seen_residuals` of the keys that each reads.
+    """(2, heads, buckets, d): lines of queries (heads, 2 buckets, d) times `seen_residuals` of their keys.
 
     Their product with means and slopes is the preference; they are half its derivative by these.
     """
@@ -189,11 +191,12 @@ def _curved(means: MeanVectors, seen: Seen) -> Array:
     k = curve(means.k, of_k, slice(None), seen.grid)
     for heads in in_blocks(len(variances), k[0].nbytes):
         q = curve(means.q, of_q, heads, seen.grid)
-        variances[heads] = seen_variance(q, k[means.axes.which[heads]], seen)
+        keys, which = np.unique(means.axes.which[heads], return_inverse=True)
+        variances[heads] = seen_variance(q, k[keys], which.astype(np.intp), seen)
     return np.asarray((means.axes.weights * variances).sum(axis=1))
 
 
 def traces(one: Array, other: Array) -> Array:
     """tr(AB) of each of several matrices; B is symmetric."""
-    *shape, d, _ = one.shape
-    return np.asarray((one.reshape(*shape, 1, d * d) @ other.reshape(*shape, d * d, 1))[..., 0, 0])
+    flat = (*one.shape[:-2], -1)
+    return np.asarray(np.einsum("...i,...i->...", one.reshape(flat), other.reshape(flat)))
