@@ -26,7 +26,7 @@ from qkscope.lenses.means import mean_rows, means_table, tokens_row
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rotation.table import TABLE as ROTATED
 from qkscope.lenses.rotation.table import averaged, rotated
-from qkscope.lenses.rows import with_errors
+from qkscope.lenses.rows import own_columns, replicated_columns, with_errors
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
@@ -284,7 +284,9 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
         q[:, :2] += 12 * t  # half of the heads
         moments.add(layer, q, k + 12 * t, groups=list(range(GROUPS)))
         sums = layer_sums(moments, layer, range(HEADS), components=2)
-        rows = [tokens_row(sums), *mean_rows(ROTATED, sums, *with_errors(ROTATED, sums))]
+        without = replicated_columns([ROTATED], sums)[ROTATED.name]
+        columns = with_errors(ROTATED, sums, own_columns(ROTATED, sums), without)
+        rows = [tokens_row(sums), *mean_rows(ROTATED, sums, columns, without)]
         found.append((64, layer, rows))
     table = means_table(found, "m").set_index(["layer", "measure", "heads_of"])
     sides = set()

@@ -179,8 +179,7 @@ def test_arcs_have_the_covariance_that_their_positions_give_and_no_line():
     for bucket, (start, stop) in enumerate(pairwise(sums.edges)):
         t = np.arange(start, stop)
         points = np.zeros((4, len(t), WIDTH))
-        for head in range(4):
-            arcs.add_to(points[head], head, tuple(t.tolist()), np.full(len(t), bucket))
+        arcs.add_to(points, slice(None), tuple(t.tolist()), np.full(len(t), bucket))
         np.testing.assert_allclose(points.sum(axis=1), 0.0, atol=1e-9)
         np.testing.assert_allclose(np.einsum("t,htd->hd", t - t.mean(), points), 0.0, atol=1e-8)
         expected = np.einsum("hti,htj->hij", points, points) / len(t)

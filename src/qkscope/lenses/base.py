@@ -79,6 +79,9 @@ class HeadTable:
     detail: bool = False  # so many rows that large studies go without (study key `detail`)
     holds_fixed: str = ""  # what replicates share with the whole, in words
     first_order: str = ""  # what replicates have of their own to first order, in words
+    # `rows` looks at each head by itself, so it can be given several replicates at once, as further heads (a set per
+    # layer then has a row for each of `sums.copies`). What it takes from the whole comes by `sums.shared`.
+    stackable: bool = False
     own_buckets: bool = False  # replicates have bucket covariances of their own, and share nothing with the whole
     estimator: str = ""  # how the numbers were found, where there are several ways
     judged: tuple[Measure, ...] = ()  # what `judge` adds: columns that say how sure others are

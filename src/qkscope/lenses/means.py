@@ -37,9 +37,9 @@ def mean_rows(
     def row(name: str, inside: NDArray[np.bool_], side: bool | None) -> MeanRow:
         values = np.asarray(every[name], dtype=np.float64)[inside]
         without = np.full(sums.groups, np.nan)
-        for group, of_heads in zip(sums.replication.groups, left.get(name, ()), strict=False):
-            without[group] = _mean(np.asarray(of_heads, dtype=np.float64)[inside])
-        return _row(name, side, int(np.isfinite(values).sum()), _mean(values), without)
+        if name in left:
+            without[list(sums.replication.groups)] = _means(np.asarray(left[name], dtype=np.float64)[:, inside])
+        return _row(name, side, int(np.isfinite(values).sum()), float(_means(values[None])[0]), without)
 
     left_out = {*table.replicated, *(column.name for column in table.columns if column.kind in ("code", "constant"))}
     rows = [row(name, whole, None) for name in every if name not in left_out]
@@ -84,6 +84,9 @@ def means_table(layers: Sequence[tuple[int, int, Sequence[MeanRow]]], model: str
     return pd.DataFrame({**columns, **{name: [row[name] for _, _, row in rows] for name in names}})
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else float("nan")
+def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each row's numbers; NaN where it has none."""
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.asarray(np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0))

@@ -62,7 +62,7 @@ COLUMNS = (
 
 def measures(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """All measures of a layer's heads; query heads that read the same keys share the keys' numbers."""
-    _, first, which = np.unique(sums.kv_heads, return_index=True, return_inverse=True)
+    first, which = sums.first_readers, sums.distinct_keys[1]
     keys = of_kind(sums.k.take(first), sums.bucket_means("k").take(first))
     queries = of_kind(sums.q, sums.bucket_means("q"))
     columns = {f"{name}_q": values for name, values in queries.items()}
@@ -131,7 +131,7 @@ def between_buckets(buckets: BucketMeans) -> Array:
 
 def best_component(sums: LayerSums) -> dict[str, Array]:
     """The component with the largest absolute r_q; a replicate's is the whole's, so that its r_q has an error."""
-    sizes = np.abs((sums.whole or sums).principal.r_q)
+    sizes = sums.shared(_sizes)
     best = np.nan_to_num(sizes, nan=-1.0).argmax(axis=1)
     known = np.isfinite(sizes).any(axis=1)
     r_q = np.take_along_axis(sums.principal.r_q, best[:, None], axis=1)[:, 0]
@@ -142,7 +142,11 @@ def best_component(sums: LayerSums) -> dict[str, Array]:
     }
 
 
-TABLE = HeadTable(FILE, COLUMNS, measures)
+def _sizes(sums: LayerSums) -> Array:
+    return np.abs(sums.principal.r_q)
+
+
+TABLE = HeadTable(FILE, COLUMNS, measures, stackable=True)
 
 
 LENS = Lens(

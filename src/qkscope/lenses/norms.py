@@ -17,7 +17,6 @@ from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, Eigen
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Kind, Statistics
-from qkscope.validation.kept import KeptLayer
 
 FILE = "norms"
 SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
@@ -187,24 +186,18 @@ def largest_scores(sums: LayerSums) -> tuple[Array, Array]:
     kept = sums.kept(MOST_TOKENS) if sums.whole is None else None
     if kept is None:
         return unknown, unknown
-    largest, pairs = unknown.copy(), unknown.copy()
-    for i, (head, key) in enumerate(zip(sums.heads, sums.kv_heads, strict=True)):
-        if head in kept.q and key in kept.k:
-            largest[i], pairs[i] = _of_head(kept, head, key, sums.facts)
-    return largest, pairs
-
-
-def _of_head(kept: KeptLayer, head: int, key: int, facts: LayerFacts) -> tuple[float, float]:
-    """Document by document, so that no score between documents is looked at."""
-    largest, pairs = np.nan, 0
+    largest, pairs = unknown.copy(), 0
+    there = [(i, head, key) for i, (head, key) in enumerate(zip(sums.heads, sums.kv_heads, strict=True))]
+    there = [(i, head, key) for i, head, key in there if head in kept.q and key in kept.k]
     starts = np.flatnonzero(np.diff(kept.document, prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(kept.document)], strict=True):
-        seen = visible(kept.position[start:stop], facts)
-        if seen.any():
-            scores = kept.q[head][start:stop].astype(np.float64) @ kept.k[key][start:stop].astype(np.float64).T
-            largest = np.fmax(largest, np.abs(scores[seen]).max())
-            pairs += int(seen.sum())
-    return float(largest), float(pairs) if pairs else np.nan
+    for start, stop in zip(starts, [*starts[1:], len(kept.document)], strict=True):  # no score between documents
+        seen = visible(kept.position[start:stop], sums.facts)
+        pairs += int(seen.sum())
+        k = {key: kept.k[key][start:stop].astype(np.float64).T for _, _, key in there}
+        for i, head, key in there if seen.any() else ():
+            scores = kept.q[head][start:stop].astype(np.float64) @ k[key]
+            largest[i] = np.fmax(largest[i], np.abs(scores[seen]).max())
+    return largest, np.where(np.isin(np.arange(heads), [i for i, *_ in there]) & (pairs > 0), pairs, np.nan)
 
 
 def visible(position: NDArray[np.int64], facts: LayerFacts) -> Mask:
@@ -245,7 +238,7 @@ def norms_by_bucket(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 def _lengths(sums: LayerSums, kind: Kind) -> Array:
     """Root mean square length in each bucket: what varies is the whole's, the mean a replicate's own."""
-    traces, means = (sums.whole or sums).once(bucket_traces)[kind], sums.bucket_means(kind).mean
+    traces, means = sums.shared(bucket_traces)[kind], sums.bucket_means(kind).mean
     return np.asarray(np.sqrt(traces + (means**2).sum(axis=-1)))
 
 
@@ -284,10 +277,11 @@ BUCKETS = HeadTable(
     norms_by_bucket,
     across="bucket",
     detail=True,
+    stackable=True,
     holds_fixed="covariances within buckets",
 )
 
-TABLE = HeadTable(FILE, COLUMNS, norms)
+TABLE = HeadTable(FILE, COLUMNS, norms, stackable=True)
 
 LENS = Lens(
     name="norms",

@@ -113,7 +113,17 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
     )
 
 
-OWN = HeadTable("qk", COLUMNS, components_of, "own", across="pc", check=warn_undefined, judged=JUDGED, judge=judge)
+OWN = HeadTable(
+    "qk",
+    COLUMNS,
+    components_of,
+    "own",
+    across="pc",
+    stackable=True,
+    check=warn_undefined,
+    judged=JUDGED,
+    judge=judge,
+)
 COMMON = replace(OWN, name="components", windows="common")
 # Component 0 at every window; its replicates are what errors of means and shares over heads are made of.
 LEADING = HeadTable(
@@ -121,6 +131,7 @@ LEADING = HeadTable(
     COLUMNS,
     leading_component,
     "every",
+    stackable=True,
     judged=JUDGED,
     judge=judge,
     replicated=("explained_variance", "r_q", "r_k", "n_q"),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts, Rotation
+from qkscope.lenses.stacks import in_blocks
 from qkscope.moments.replicates import BeforeRotation
 from qkscope.moments.second_moments import Statistics
 
@@ -127,21 +128,27 @@ def rotated_covariance(means: Array, rotation: Rotation, intervals: Intervals, w
     rows, spans, d = means.shape
     covariance = np.zeros((rows, spans if weights is None else 1, d, d))
     one, two = slice(0, count), slice(count, 2 * count)
-    for row, vectors in enumerate(means):  # what one row takes stays in a processor's cache
-        planes = vectors[:, pairs[:, 0]] + 1j * vectors[:, pairs[:, 1]]
-        same, mirrored = (planes[:, :, None] * other[:, None, :] for other in (planes.conj(), planes))
+    for part in in_blocks(rows, 16 * spans * count**2):
+        planes = means[part][..., pairs[:, 0]] + 1j * means[part][..., pairs[:, 1]]
+        same, mirrored = (planes[..., :, None] * other[..., None, :] for other in (planes.conj(), planes))
         same *= half_same  # half of Cov(w, w'*) of w = planes · e^{iθt}
         mirrored *= half_mirrored  # half of Cov(w, w')
         if weights is not None:
-            same, mirrored = (np.tensordot(weights[row], each, 1)[None] for each in (same, mirrored))
-        into = covariance[row] if in_order else np.zeros((len(same), 2 * count, 2 * count))
-        into[:, one, one] = same.real + mirrored.real
-        into[:, two, two] = same.real - mirrored.real
-        into[:, one, two] = mirrored.imag - same.imag
-        into[:, two, one] = mirrored.imag + same.imag
+            same, mirrored = (_weighted(weights[part], each) for each in (same, mirrored))
+        into = covariance[part] if in_order else np.zeros((*same.shape[:2], 2 * count, 2 * count))
+        into[..., one, one] = same.real + mirrored.real
+        into[..., two, two] = same.real - mirrored.real
+        into[..., one, two] = mirrored.imag - same.imag
+        into[..., two, one] = mirrored.imag + same.imag
         if not in_order:
-            covariance[row][:, order[:, None], order] = into
+            covariance[part, :, order[:, None], order] = into
     return covariance
+
+
+def _weighted(weights: Array, of: Complex) -> Complex:
+    """The weighted sum over intervals (rows, 1, p, p) of matrices (rows, intervals, p, p)."""
+    rows, spans, p, _ = of.shape
+    return np.asarray((weights[:, None] @ of.reshape(rows, spans, p * p)).reshape(rows, 1, p, p))
 
 
 def _outer(one: Array, other: Array) -> Array:
@@ -162,6 +169,7 @@ def _expanded(vectors: Array, rotation: Rotation, phases: tuple[Complex, complex
     return np.asarray(expanded.real)
 
 
+@lru_cache(maxsize=16)
 def _phases(rotation: Rotation, intervals: Intervals) -> tuple[tuple[Complex, complex], tuple[Complex, complex]]:
     """For each interval, E[e^{iθt}] and Cov(e^{iθt}, t) by plane; 1 and 0 for coordinates that do not rotate."""
     theta = np.array(rotation.angles)

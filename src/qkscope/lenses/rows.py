@@ -34,7 +34,7 @@ from qkscope.results.schema import (
     QK,
     REPLICATES,
 )
-from qkscope.stats.jackknife import jackknife_error
+from qkscope.stats.jackknife import Scale, jackknife_error
 from qkscope.study.heads import choose_heads
 from qkscope.study.rows import RowSettings
 from qkscope.text import counted
@@ -104,11 +104,13 @@ def checkpoint_rows(
 
 def layer_rows(sets: Sequence[HeadTable], sums: LayerSums, n_layers: int, window: int) -> LayerRows:
     """What these sets of measures say of one layer over one window, as arrays."""
-    columns: dict[str, Columns] = {}
+    columns: dict[str, Columns] = {each.name: own_columns(each, sums) for each in sets}
+    without = replicated_columns(sets, sums)
     replicated: dict[str, NDArray[np.float64]] = {}
     means = [tokens_row(sums)]
     for each in sets:
-        columns[each.name], replicates = with_errors(each, sums)
+        replicates = without[each.name]
+        columns[each.name] = with_errors(each, sums, columns[each.name], replicates)
         _require_shapes(each, columns[each.name], len(sums.heads))
         replicated |= {
             name: _by_group(columns[each.name][name], replicates.get(name), sums) for name in each.replicated
@@ -171,27 +173,50 @@ def own_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]
     return columns
 
 
-def replicated_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The same without each document group in turn: (groups, heads[, places]); empty where nobody needs them."""
-    wanted = measures.judge is not None or measures.replicated or any(column.error for column in measures.columns)
-    parts = [own_columns(measures, each.alone if measures.own_buckets else each) for each in sums.replicates if wanted]
-    return {name: np.stack([part[name] for part in parts]) for name in measures.names} if parts else {}
+def replicated_columns(sets: Sequence[HeadTable], sums: LayerSums) -> dict[str, dict[str, NDArray[Any]]]:
+    """The same of each set without each document group in turn: (groups, heads[, places]); empty if nobody needs them.
+
+    Sets take turns with each replicate, so that of those with bucket covariances of their own few are there at once.
+    """
+    parts: dict[str, list[dict[str, NDArray[Any]]]] = {each.name: [] for each in sets}
+    for stack in sums.stacks:
+        for each in filter(_is_replicated, sets):
+            for part in (stack,) if each.stackable else stack.unstacked:
+                columns = own_columns(each, part.alone if each.own_buckets else part)
+                parts[each.name].append({name: _by_copy(values, part.copies) for name, values in columns.items()})
+        stack.forget_alone()
+    return {
+        name: {column: np.concatenate([part[column] for part in of_set]) for column in (of_set[0] if of_set else ())}
+        for name, of_set in parts.items()
+    }
 
 
-def with_errors(measures: HeadTable, sums: LayerSums) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """A layer's columns with their errors and what is judged by them, and the replicates."""
-    columns, replicates = own_columns(measures, sums), replicated_columns(measures, sums)
+def _is_replicated(measures: HeadTable) -> bool:
+    return measures.judge is not None or bool(measures.replicated) or any(column.error for column in measures.columns)
+
+
+def _by_copy(values: NDArray[Any], copies: int) -> NDArray[Any]:
+    """What was computed of a stack, (copies, heads[, places])."""
+    return values.reshape(copies, len(values) // copies, *values.shape[1:])
+
+
+def with_errors(measures: HeadTable, sums: LayerSums, whole: Columns, replicates: Columns) -> dict[str, NDArray[Any]]:
+    """A layer's columns with their errors and what is judged by them."""
+    columns = dict(whole)
+    alike: dict[tuple[Scale, bool, tuple[int, ...]], list[str]] = {}  # columns whose errors are found at once
     for column in measures.columns:
         if column.error is not None:
-            whole, sizes = columns[column.name], sums.replication.sizes
-            columns[error_name(column.name)] = (
-                jackknife_error(whole, replicates[column.name], sizes, column.error, column.bias)
-                if replicates
-                else np.full(whole.shape, np.nan)
-            )
+            alike.setdefault((column.error, column.bias, whole[column.name].shape), []).append(column.name)
+    for (scale, bias, _), names in alike.items():
+        values = np.stack([whole[name] for name in names])
+        errors = np.full(values.shape, np.nan)
+        if replicates:
+            without = np.stack([replicates[name] for name in names], axis=1)
+            errors = jackknife_error(values, without, sums.replication.sizes, scale, bias)
+        columns |= {error_name(name): error for name, error in zip(names, errors, strict=True)}
     if measures.judge is not None:
         columns.update(measures.judge(Judged(columns, replicates, sums)))
-    return columns, replicates
+    return columns
 
 
 def _require_shapes(measures: HeadTable, columns: Columns, heads: int) -> None:
@@ -367,9 +392,14 @@ def _replicates_table(rows: Sequence[LayerRows], model: str) -> pd.DataFrame:
 def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataFrame], model: str) -> None:
     """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
     heads_without: dict[str, int] = {}
-    for measures in sets:
-        for name in (column.name for column in measures.columns if column.error is not None):
-            if heads := _without_error(measures, tables[measures.table], name):
+    for table in dict.fromkeys(measures.table for measures in sets):
+        rows, here = tables[table], [measures for measures in sets if measures.table == table]
+        who = ["layer", "head"] if here[0].per == "head" else ["layer"]
+        of_head, of_window = (
+            np.asarray(rows.groupby(each, sort=False).ngroup(), dtype=np.intp) for each in (who, [*who, "window"])
+        )
+        for name in (column.name for measures in here for column in measures.columns if column.error is not None):
+            if heads := _without_error(rows, name, of_head, of_window):
                 heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
     if heads_without:
         listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
@@ -382,18 +412,17 @@ def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataF
         )
 
 
-def _without_error(measures: HeadTable, rows: pd.DataFrame, name: str) -> int:
+def _without_error(rows: pd.DataFrame, name: str, of_head: NDArray[np.intp], of_window: NDArray[np.intp]) -> int:
     """How many heads (or layers) have no error in a column, at any place of some window.
 
-    Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
+    Rows are told apart by their head, and by their head and window. Values of 0 may be 0 by construction, and single
+    buckets may be the same in all documents: that of BOS is.
     """
-    who = ["window", "layer", "head"] if measures.per == "head" else ["window", "layer"]
-    size = rows[name].abs()
+    size, error = rows[name].abs().to_numpy(), rows[error_name(name)].to_numpy()
     measured = np.isfinite(size) & (size > 0)
-    bound = ZERO_R if name in ("r_q", "r_k") else ROUNDING * size
-    zero = (rows[error_name(name)] <= bound)[measured]
-    throughout = zero.groupby([rows.loc[measured, key] for key in who]).all()
-    return int(throughout[throughout].index.droplevel("window").nunique())
+    sure = measured & (error <= (ZERO_R if name in ("r_q", "r_k") else ROUNDING * size))
+    others = np.bincount(of_window[measured & ~sure], minlength=of_window.max(initial=-1) + 1)
+    return len(np.unique(of_head[sure & (others[of_window] == 0)]))
 
 
 def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:

@@ -147,7 +147,7 @@ def null_columns(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     return {**columns, "null_shifts": np.full(len(sums.heads), len(shifted))}
 
 
-TABLE = HeadTable(FILE, COLUMNS, null_columns)
+TABLE = HeadTable(FILE, COLUMNS, null_columns, stackable=True)
 
 
 def with_absolute(heads: pd.DataFrame) -> pd.DataFrame:

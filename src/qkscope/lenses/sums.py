@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +27,7 @@ from qkscope.lenses.pca import (
     nearby_eigen,
     pooled_eigen,
 )
+from qkscope.lenses.stacks import MOST_BYTES, joined, repeated, taken
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
@@ -33,6 +35,7 @@ from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.validation.kept import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
+Lacking = tuple[int, ...]  # the document group that a replicate lacks, or that of each replicate in a stack
 Made = TypeVar("Made")
 
 
@@ -65,17 +68,23 @@ class WindowSource:
     window: int | None
     skip: int
 
-    def bucket_means(self, kind: Kind, without: int | None) -> BucketMeans:
+    def bucket_means(self, kind: Kind, without: Lacking) -> BucketMeans:
         """Of all the layer's heads."""
-        return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without)
+        return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without or None)
 
-    def buckets(self, kind: Kind, without: int | None = None) -> Statistics:
-        """Of all the layer's heads, or those of a replicate with estimated covariances."""
-        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without)
+    def buckets(self, kind: Kind, without: Lacking = ()) -> Statistics:
+        """Of all the layer's heads, or those of replicates with estimated covariances."""
+        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without or None)
 
     def before(self, kind: Kind, without: int | None, whole: BeforeRotation | None) -> BeforeRotation | None:
         """Of all the layer's heads; `whole` where that of all documents is known already."""
         return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, whole=whole)
+
+    def filled_without(self, group: int) -> bytes:
+        """Which buckets have tokens without a document group."""
+        cells, layer = self.moments.cells(self.window, self.skip), self.moments.layer_moments(self.layer)
+        tokens = [layer[kind].crossed.n[:, cells] for kind in KINDS]
+        return b"".join((n.sum(axis=2) - n[:, :, group] > 0).tobytes() for n in tokens)
 
 
 @dataclass(frozen=True)
@@ -92,10 +101,12 @@ class LayerSums:
     q: Statistics
     k: Statistics  # of the key head that each query head reads
     replication: Replication = Replication("none", "no document groups")
-    leave_out: Callable[[Kind, int], Statistics] | None = None
+    leave_out: Callable[[Kind, Lacking], Statistics] | None = None
     source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
     whole: LayerSums | None = None  # of a replicate: what it is a replicate of
-    left_out: int | None = None  # of a replicate: the document group that it lacks
+    lacking: Lacking = ()  # of a replicate, or of several that are stacked along the axis of heads
+    copies: int = 1  # how many are stacked
+    within: tuple[LayerSums, int] | None = None  # of a replicate that was stacked: the stack, and its place there
     skip: int = 0  # leading positions that are left out
     vectors: Path | None = None  # where a sample of the checkpoint's own vectors is kept, if one is
 
@@ -103,6 +114,11 @@ class LayerSums:
     def kv_heads(self) -> list[int]:
         """The key head of each query head."""
         return [self.facts.kv_head(head) for head in self.heads]
+
+    @property
+    def left_out(self) -> int | None:
+        """The document group that a replicate lacks; None of all documents, and of several replicates."""
+        return self.lacking[0] if len(self.lacking) == 1 else None
 
     @cached_property
     def eigen(self) -> Eigen:
@@ -114,90 +130,192 @@ class LayerSums:
         """The leading components, oriented, with their correlations; a replicate's are matched to the whole's."""
         if self.whole is None:
             return head_components(self.q, self.k, self.components, self.eigen)
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack.principal)
+        whole = repeated(self.whole.principal, self.copies)
         if self.replication.method == "covariances fixed":
-            return matched_components(self.q, self.k, self.whole.principal)
-        nearby = self.replication.first_order and self.left_out is not None
-        eigen = nearby_eigen(self.q, self.k, self.whole.eigen, self.components) if nearby else self.eigen
-        return matched_components(self.q, self.k, self.whole.principal, eigen)
+            return matched_components(self.q, self.k, whole)
+        if self.replication.first_order and self.lacking:
+            nearby = nearby_eigen(self.q, self.k, repeated(self.whole.eigen, self.copies), self.components)
+            return matched_components(self.q, self.k, whole, nearby)
+        return matched_components(self.q, self.k, whole, self.eigen)
 
-    def without(self, group: int) -> LayerSums:
-        """The same sums without one document group."""
+    # -- without documents --------------------------------------------------------------------------------
+
+    def without(self, *groups: int) -> LayerSums:
+        """The same sums without one document group; with several, a stack of those without each."""
         if self.leave_out is None:
             raise ValueError(f"there are no replicates: {self.replication.reason}")
-        q, k = self.leave_out("q", group), self.leave_out("k", group)
-        return replace(self, q=q, k=k, leave_out=None, whole=self, left_out=group)
+        q, k = (self.leave_out(kind, groups) for kind in KINDS)
+        heads, copies = self.heads * len(groups), len(groups)
+        return replace(self, heads=heads, q=q, k=k, leave_out=None, whole=self, lacking=groups, copies=copies)
 
-    @property
+    @cached_property
+    def stacks(self) -> tuple[LayerSums, ...]:
+        """The sums without each document group in turn, as many at once as are fast; none if there can be no errors.
+
+        Replicates in a stack have tokens in the same buckets. Those with fixed covariances are never stacked.
+        """
+        if not self.replication.groups:
+            return ()
+        size = (len(self.heads) + len(self.distinct_keys[0])) * (len(self.edges) - 1) * self.facts.head_dim**2 * 8
+        most = max(1, MOST_BYTES // size) if self.replication.method == "jackknife" else 1
+        runs = [tuple(run) for _, run in groupby(self.replication.groups, key=self._source.filled_without)]
+        return tuple(self.without(*run[i : i + most]) for run in runs for i in range(0, len(run), most))
+
+    @cached_property
+    def replicates(self) -> tuple[LayerSums, ...]:
+        """The same, one by one."""
+        return tuple(each for stack in self.stacks for each in stack.unstacked)
+
+    @cached_property
+    def unstacked(self) -> tuple[LayerSums, ...]:
+        """The replicates of a stack."""
+        if self.copies == 1:
+            return (self,)
+        count, parts = len(self.heads) // self.copies, []
+        for number, group in enumerate(self.lacking):
+            q, k = (of.take(slice(number * count, (number + 1) * count)) for of in (self.q, self.k))
+            heads, within = self.heads[:count], (self, number)
+            parts.append(replace(self, heads=heads, q=q, k=k, lacking=(group,), copies=1, within=within))
+        return tuple(parts)
+
+    def _of_stack(self, ask: Callable[[LayerSums], Made]) -> Made:
+        """This replicate's part of what its stack has."""
+        assert self.within is not None
+        stack, number = self.within
+        return taken(ask(stack), stack.copies, number)
+
+    @cached_property
     def alone(self) -> LayerSums:
         """A replicate as if it were another capture: buckets have its own covariances, and nothing is the whole's.
 
         Itself where groups have neither squares nor sketches.
         """
-        if self.left_out is None or self.replication.method != "jackknife":
+        if not self.lacking or self.replication.method != "jackknife":
             return self
-        every = {kind: self._source.buckets(kind, self.left_out) for kind in KINDS}
-        made = replace(self, whole=None, left_out=None)
+        made = replace(self, whole=None, lacking=(), within=None)
         made.__dict__["_every_head"] = self._every_head
         made.__dict__["_before"] = self._before
-        made.__dict__["q_buckets"] = every["q"].take(np.array(self.heads))
-        made.__dict__["k_buckets"] = every["k"].take(self.distinct_keys[0])
+        made.__dict__["q_buckets"] = self._source.buckets("q", self.lacking).take(self._entries["q"])
+        made.__dict__["k_buckets"] = self._source.buckets("k", self.lacking).take(self._entries["k"])
         return made
 
+    def forget_alone(self) -> None:
+        """Let go of bucket covariances that are these replicates' own."""
+        for each in (self, *self.__dict__.get("unstacked", ())):
+            each.__dict__.pop("alone", None)
+
+    def release(self) -> None:
+        """Let go of the replicates, which know the whole: Python would keep the circle, and its memory, for a while."""
+        for stack in self.__dict__.pop("stacks", ()):
+            stack.release()
+        for name in ("replicates", "unstacked"):
+            self.__dict__.pop(name, None)
+
+    # -- what lenses share --------------------------------------------------------------------------------
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
+
+    @cached_property
+    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
+        return {}
+
     def shared(self, make: Callable[[LayerSums], Made]) -> Made:
-        """What `make` makes of the whole: once, for it and for all of its replicates."""
-        return (self.whole or self).once(make)
+        """What `make` makes of the whole: once, for it and for all of its replicates.
+
+        In a stack it is there for each replicate, so all arrays in it have the axis of heads or of key heads first.
+        """
+        return self.once(make) if self.whole is None else repeated(self.whole.once(make), self.copies)
+
+    # -- buckets ------------------------------------------------------------------------------------------
 
     @cached_property
     def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
-        distinct, which = np.unique(self.kv_heads, return_inverse=True)
-        return distinct.astype(np.intp), which.astype(np.intp)
+        distinct, which = np.unique(self.kv_heads[: len(self.heads) // self.copies], return_inverse=True)
+        return np.tile(distinct, self.copies).astype(np.intp), self._in_stack(which, len(distinct))
+
+    @cached_property
+    def first_readers(self) -> NDArray[np.intp]:
+        """A query head that reads each distinct key head."""
+        return np.unique(self.distinct_keys[1], return_index=True)[1].astype(np.intp)
+
+    def _in_stack(self, of_replicate: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+        """Places among `count` entries, as places among the entries of all replicates in the stack."""
+        return np.asarray(of_replicate + count * np.arange(self.copies)[:, None], dtype=np.intp).ravel()
+
+    @cached_property
+    def _entries(self) -> dict[Kind, NDArray[np.intp]]:
+        """Where the heads and the distinct key heads are among all the layer's."""
+        count = len(self.heads) // self.copies
+        keys = self.distinct_keys[0][: len(self.distinct_keys[0]) // self.copies]
+        heads = np.array(self.heads[:count], dtype=np.intp)
+        return {"q": self._in_stack(heads, self.facts.q_heads), "k": self._in_stack(keys, self.facts.kv_heads)}
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Each position bucket in the window by itself, one entry per query head."""
-        index = np.array(self.heads if kind == "q" else self.kv_heads)
-        return self._every_head[kind].take(index)
+        return self._bucket_means[kind]
+
+    @cached_property
+    def _bucket_means(self) -> dict[Kind, BucketMeans]:
+        q, k = self._entries["q"], self._entries["k"][self.distinct_keys[1]]
+        return {"q": self._every_head["q"].take(q), "k": self._every_head["k"].take(k)}
 
     @cached_property
     def _every_head(self) -> dict[Kind, BucketMeans]:
         """Bucket means of all the layer's heads: several lenses ask for them."""
-        return {kind: self._source.bucket_means(kind, self.left_out) for kind in KINDS}
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack._every_head)
+        return {kind: self._source.bucket_means(kind, self.lacking) for kind in KINDS}
 
     @cached_property
     def q_buckets(self) -> Statistics:
         """Statistics of the queries of each bucket: (heads, buckets, …). A replicate's covariances are the whole's."""
-        return self._buckets("q", np.array(self.heads))
+        return self._buckets("q")
 
     @cached_property
     def k_buckets(self) -> Statistics:
         """The same for the *distinct* key heads (see `distinct_keys`)."""
-        return self._buckets("k", self.distinct_keys[0])
+        return self._buckets("k")
 
-    def _buckets(self, kind: Kind, index: NDArray[np.intp]) -> Statistics:
-        if self.whole is None or self.left_out is None:
-            return self._source.buckets(kind).take(index)
+    def _buckets(self, kind: Kind) -> Statistics:
+        if self.whole is None or not self.lacking:
+            return self._source.buckets(kind).take(self._entries[kind])
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
-        own = self._every_head[kind].take(index)
-        return Statistics(own.n, own.mean, own.mean_t, whole.cov_xx, own.cov_xt, own.var_t, whole.spread)
+        cov_xx, spread = repeated((whole.cov_xx, whole.spread), self.copies)
+        own = self._every_head[kind].take(self._entries[kind])
+        return Statistics(own.n, own.mean, own.mean_t, cov_xx, own.cov_xt, own.var_t, spread)
 
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
         of_layer = self._before["q"]
-        return None if of_layer is None else of_layer.take(np.array(self.heads))
+        return None if of_layer is None else of_layer.take(self._entries["q"])
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
         of_layer = self._before["k"]
-        return None if of_layer is None else of_layer.take(self.distinct_keys[0])
+        return None if of_layer is None else of_layer.take(self._entries["k"])
 
     @cached_property
     def _before(self) -> dict[Kind, BeforeRotation | None]:
         """Of all the layer's heads; what all replicates need is made once, for the whole."""
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack._before)
         nothing: dict[Kind, BeforeRotation | None] = dict.fromkeys(KINDS)
-        known = nothing if self.whole is None or self.left_out is None else self.whole._before
-        return {kind: self._source.before(kind, self.left_out, known[kind]) for kind in KINDS}
+        known = nothing if self.whole is None or not self.lacking else self.whole._before
+        by_kind: dict[Kind, BeforeRotation | None] = {}
+        for kind in KINDS:
+            parts = [self._source.before(kind, group, known[kind]) for group in self.lacking or (None,)]
+            by_kind[kind] = joined([part for part in parts if part is not None])
+        return by_kind
 
     @property
     def _source(self) -> WindowSource:
@@ -211,26 +329,6 @@ class LayerSums:
             return None
         keys = set(self.kv_heads)
         return kept_layer(self.vectors, self.facts.layer, self.heads, keys, low=self.skip, high=self.window, most=most)
-
-    def once(self, make: Callable[[LayerSums], Made]) -> Made:
-        """What `make` makes of these sums, made once: for what several tables need."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        made: Made = self._made[make]
-        return made
-
-    @cached_property
-    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
-        return {}
-
-    def release(self) -> None:
-        """Let go of the replicates, which know the whole: Python would keep the circle, and its memory, for a while."""
-        self.__dict__.pop("replicates", None)
-
-    @cached_property
-    def replicates(self) -> tuple[LayerSums, ...]:
-        """The sums without each document group in turn; none where there can be no errors."""
-        return tuple(self.without(group) for group in self.replication.groups)
 
 
 def layer_sums(
@@ -279,15 +377,17 @@ def _leave_out(
     whole: Mapping[Kind, Statistics],
     chosen: Mapping[Kind, NDArray[np.intp]],
     kind: Kind,
-    group: int,
+    groups: Lacking,
 ) -> Statistics:
-    """The chosen heads of one kind without a document group; what groups do not have of their own is the whole's."""
+    """The chosen heads of one kind without document groups; what groups do not have of their own is the whole's."""
     moments, layer = source.moments, source.layer
-    sums = moments.without_group(layer, kind, group, source.window, source.skip, fixed=method != "jackknife")
+    sums = moments.without_group(layer, kind, groups, source.window, source.skip, fixed=method != "jackknife")
     statistics = sums.statistics(moments.layout.scale)
     if method == "covariances fixed":
-        statistics = replace(statistics, cov_xx=whole[kind].cov_xx, spread=whole[kind].spread)
-    return statistics.take(chosen[kind])
+        cov_xx, spread = repeated((whole[kind].cov_xx, whole[kind].spread), len(groups))
+        statistics = replace(statistics, cov_xx=cov_xx, spread=spread)
+    of_all = len(whole[kind].n)
+    return statistics.take((chosen[kind] + of_all * np.arange(len(groups))[:, None]).ravel())
 
 
 def how_to_replicate(moments: Moments, layer: int, window: int | None = None, skip: int = 0) -> Replication:

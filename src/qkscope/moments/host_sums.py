@@ -94,34 +94,35 @@ class Sketch:
         if np.array_equal(directions, self.directions):
             return self
         onto = directions.astype(np.float64)
-        groups = range(self.y.shape[1])
-        y = [np.stack([self.squares(span, number, g, onto) for g in groups], 1) for number, span in enumerate(spans)]
+        groups = np.arange(self.y.shape[1])
+        y = [self.squares(span, number, groups, onto) for number, span in enumerate(spans)]
         return Sketch(directions, np.stack(y, axis=2).astype(np.float32), self.power)
 
     @OVERFLOWING
-    def squares(self, span: SpanSums, number: int, group: int, onto: Array | None = None) -> Array:
-        """One group's estimated Σxxᵀ (heads, d, d) over a span, or its product with `onto` (heads, d, k)."""
-        directions = self.directions.astype(np.float64)
-        adjoint = directions.swapaxes(1, 2)
-        scatter, x, mean = span.scatter, span.x[:, group, :, None], span.mean[:, group, None, :]
-        share = span.share[:, group, None, None]
+    def squares(self, span: SpanSums, number: int, groups: NDArray[np.intp], onto: Array | None = None) -> Array:
+        """Groups' estimated Σxxᵀ (heads, groups, d, d) over a span, or its product with `onto` (heads, d, k)."""
+        directions = self.directions.astype(np.float64)[:, None]
+        adjoint = directions.swapaxes(2, 3)
+        scatter, x, mean = span.scatter[:, None], span.x[:, groups, :, None], span.mean[:, groups, None, :]
+        share = span.share[:, groups, None, None]
         within = scatter @ directions
         own = x * (mean @ directions)
-        difference = self.y[:, group, number] - own - share * within  # (heads, d, m)
+        difference = self.y[:, groups, number] - own - share * within  # (heads, groups, d, m)
         inner = adjoint @ difference
-        inner = (inner + inner.swapaxes(1, 2)) / 2
-        total = self.power[:, group, number] - (x[..., 0] * mean[:, 0]).sum(axis=1)
-        total = total - share[:, 0, 0] * np.trace(scatter, axis1=1, axis2=2) - np.trace(inner, axis1=1, axis2=2)
+        inner = (inner + inner.swapaxes(2, 3)) / 2
+        total = self.power[:, groups, number] - (x[..., 0] * mean[..., 0, :]).sum(axis=2)
+        total = total - share[..., 0, 0] * np.trace(scatter, axis1=2, axis2=3) - np.trace(inner, axis1=2, axis2=3)
         if onto is None:
-            seen, of_scatter, of_mean, back = adjoint, scatter, mean, difference.swapaxes(1, 2)
+            seen, of_scatter, of_mean, back = adjoint, scatter, mean, difference.swapaxes(2, 3)
             left = scatter - within @ adjoint
         else:
+            onto = onto[:, None]
             seen, of_scatter, of_mean = adjoint @ onto, scatter @ onto, mean @ onto
-            back = difference.swapaxes(1, 2) @ onto
+            back = difference.swapaxes(2, 3) @ onto
             left = of_scatter - within @ seen
         left = left - directions @ (adjoint @ left)  # the scatter outside the directions
-        outside = np.trace(scatter, axis1=1, axis2=2) - np.trace(adjoint @ within, axis1=1, axis2=2)
-        more = np.maximum(divided(total, outside), -share[:, 0, 0])[:, None, None]
+        outside = np.trace(scatter, axis1=2, axis2=3) - np.trace(adjoint @ within, axis1=2, axis2=3)
+        more = np.maximum(divided(total, outside), -share[..., 0, 0])[..., None, None]
         correction = difference @ seen + directions @ (back - inner @ seen)
         return np.asarray(x * of_mean + share * of_scatter + correction + more * left)
 
@@ -240,7 +241,7 @@ class GroupSketch:
         squares = np.take(sums.packed, square(x.shape[-1]), axis=-1)
         if without is not None:
             n, x = n - sums.n[:, without], x - sums.x[:, without]
-            squares = squares - self.sketch.squares(sums, 0, without)
+            squares = squares - self.sketch.squares(sums, 0, np.array([without]))[:, 0]
         with np.errstate(invalid="ignore", divide="ignore"):
             inverse = np.where(n > 0, 1.0 / n, np.nan)[:, None, None]
         return np.asarray(squares * inverse - (x[:, :, None] * inverse) * (x[:, None, :] * inverse))

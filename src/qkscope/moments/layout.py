@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -115,14 +116,14 @@ class Layout:
         """Leading buckets with position 0 alone: 1, or 0 where it shares a bucket."""
         return int(self.edges[1] == 1 and self.buckets > 1)
 
-    @property
+    @cached_property
     def spans(self) -> tuple[slice, ...]:
         """The buckets over which each group keeps squares: up to the common window, and beyond it. Without the sink."""
         ends = [self.context] if self.common in (None, self.context) else [self.common, self.context]
         stops = [self.edges.index(end) for end in ends]
         return tuple(slice(start, stop) for start, stop in zip([self.sink, *stops[:-1]], stops, strict=True))
 
-    @property
+    @cached_property
     def sketch_spans(self) -> tuple[slice, ...]:
         """The buckets over which each group keeps sketches: position 0, and between consecutive windows inside a span.
 

@@ -20,6 +20,7 @@ from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.replicates import (
     BeforeRotation,
     BucketMeans,
+    Groups,
     GroupSquares,
     before_rotation,
     bucket_means,
@@ -222,22 +223,23 @@ class Moments:
             raise InputError(str(error)) from None
 
     def without_group(
-        self, layer: int, kind: Kind, group: int, window: int | None = None, skip: int = 0, *, fixed: bool = False
+        self, layer: int, kind: Kind, group: Groups, window: int | None = None, skip: int = 0, *, fixed: bool = False
     ) -> SecondMoments:
         """A layer's sums over a window of all document groups but one: a jackknife replicate.
 
+        With several groups, those without each: all heads without the first, then all without the next.
         Its squares are exact, or estimated from sketches (`group_squares`), or with `fixed` its share of the whole's.
         """
         return without_group(self._layer(layer)[kind], group, self.cells(window, skip), fixed=fixed)
 
     def bucket_means(
-        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: Groups | None = None
     ) -> BucketMeans:
-        """Means of each position bucket in a window, of all document groups or of all but one."""
+        """Means of each position bucket in a window, of all document groups or of all but one (as `without_group`)."""
         return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
 
     def bucket_statistics(
-        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: int | None = None
+        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: Groups | None = None
     ) -> Statistics:
         """Statistics of each position bucket in a window (heads, buckets, …), of all document groups or all but one."""
         sums = bucket_sums(self._layer(layer)[kind], self.cells(window, skip), without)

@@ -10,10 +10,10 @@ share of the scatter of all groups about their means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,31 +23,54 @@ from qkscope.moments.host_sums import GroupSketch, KindMoments, Unrotated
 from qkscope.moments.second_moments import FIRST_SUMS, Array, SecondMoments, divided, triangle
 
 GroupSquares = Literal["exact", "estimated", "none"]
+Groups = int | Sequence[int]  # one document group, or several
 
 
-def without_group(sums: KindMoments, group: int, cells: slice, *, fixed: bool = False) -> SecondMoments:
+def without_group(sums: KindMoments, group: Groups, cells: slice, *, fixed: bool = False) -> SecondMoments:
     """The sums over a window without one group; InputError where groups have no squares or sketches for it.
 
-    With `fixed`, the group's squares are its share of the whole's, which every window has.
+    With several groups, the sums without each: all heads without the first, then all without the next. With `fixed`,
+    the group's squares are its share of the whole's, which every window has.
     """
     if not sums.is_crossed and cells != slice(0, sums.layout.buckets):
         raise InputError(
             "these moments, of schema 1, have document groups over the whole context only; capture them again "
             "for errors at other windows"
         )
-    whole, inside = sums.buckets.summed(cells), cells if sums.is_crossed else slice(None)
-    first = {name: getattr(sums.crossed, name)[:, inside, group].sum(axis=1, dtype=np.float64) for name in FIRST_SUMS}
-    squares = divided(first["n"], whole.n)[:, None] * whole.xx if fixed else _squares(sums, group, cells)
-    return whole - SecondMoments(whole.pivot, **first, xx=squares)
+    groups, whole = np.atleast_1d(group), sums.buckets.summed(cells)
+    inside = cells if sums.is_crossed else slice(None)
+    first = {
+        name: of_groups(getattr(sums.crossed, name)[:, inside], groups).sum(axis=2, dtype=np.float64)
+        for name in FIRST_SUMS
+    }
+    squares = divided(first["n"], whole.n)[..., None] * whole.xx if fixed else _squares(sums, groups, cells)
+    return _less(whole, first, squares)
 
 
-def bucket_sums(sums: KindMoments, cells: slice, without: int | None = None) -> SecondMoments:
-    """The sums of each bucket of a window, of all documents or without one group (its squares are estimated)."""
+def bucket_sums(sums: KindMoments, cells: slice, without: Groups | None = None) -> SecondMoments:
+    """The sums of each bucket of a window, of all documents or without groups (their squares are estimated)."""
     buckets = sums.buckets
     if without is not None:
-        first = {name: getattr(sums.crossed, name)[:, :, without] for name in FIRST_SUMS}
-        buckets = buckets - SecondMoments(buckets.pivot, **first, xx=_bucket_squares(sums, without))
+        groups = np.atleast_1d(without)
+        first = {name: of_groups(getattr(sums.crossed, name), groups) for name in FIRST_SUMS}
+        buckets = _less(buckets, first, _bucket_squares(sums, groups))
     return buckets.map(lambda array: array[:, cells])
+
+
+def of_groups(sums: NDArray[Any], groups: NDArray[np.intp]) -> NDArray[Any]:
+    """Some groups' part (groups, heads, buckets, …) of sums by bucket and group (heads, buckets, groups, …)."""
+    return np.moveaxis(sums, 2, 0).take(groups, axis=0)
+
+
+def as_heads(by_group: NDArray[Any]) -> NDArray[Any]:
+    """The same with one axis for groups and heads: all heads of the first group, then all of the next."""
+    return by_group.reshape(-1, *by_group.shape[2:])
+
+
+def _less(whole: SecondMoments, first: Mapping[str, Array], squares: Array) -> SecondMoments:
+    """Sums without each of some groups, of which these are the sums (groups, heads, …)."""
+    left = {name: as_heads(getattr(whole, name) - part) for name, part in (*first.items(), ("xx", squares))}
+    return SecondMoments(np.tile(whole.pivot, (len(squares), 1)), **left)
 
 
 @dataclass(frozen=True)
@@ -67,16 +90,17 @@ class BucketMeans:
         return BucketMeans(self.edges, *(array[index] for array in arrays))
 
 
-def bucket_means(sums: KindMoments, cells: slice, without: int | None = None) -> BucketMeans:
-    """The means of a window's buckets, of all documents or without one group; NaN where the file has no such sums."""
+def bucket_means(sums: KindMoments, cells: slice, without: Groups | None = None) -> BucketMeans:
+    """The means of a window's buckets, of all documents or without groups; NaN where the file has no such sums."""
+    groups = np.atleast_1d([] if without is None else without).astype(np.intp)
 
     def of_buckets(name: str) -> Array:
         whole: Array = getattr(sums.buckets, name)[:, cells]
         if without is None:
             return whole
         if not sums.is_crossed:
-            return np.full(whole.shape, np.nan)
-        return np.asarray(whole - getattr(sums.crossed, name)[:, cells, without].astype(np.float64))
+            return as_heads(np.full((len(groups), *whole.shape), np.nan))
+        return as_heads(whole - of_groups(getattr(sums.crossed, name)[:, cells], groups).astype(np.float64))
 
     n, u, uu, x, xu = map(of_buckets, FIRST_SUMS)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -85,7 +109,7 @@ def bucket_means(sums: KindMoments, cells: slice, without: int | None = None) ->
         covariance = xu * inverse[..., None] - mean * place[..., None]
         variance = np.maximum(uu * inverse - place * place, 0.0)
     edges, scale = sums.layout.edges[cells.start : cells.stop + 1], sums.layout.scale
-    from_zero = sums.buckets.pivot[:, None, :] + mean
+    from_zero = np.tile(sums.buckets.pivot, (max(len(groups), 1), 1))[:, None, :] + mean
     return BucketMeans(edges, n, from_zero, place * scale, variance * scale**2, covariance * scale)
 
 
@@ -141,7 +165,7 @@ def before_rotation(
     return BeforeRotation(n.sum(axis=1), pivot + mean, covariance, n, pivot[:, None] + bucket_mean, kept, own)
 
 
-# -- squares of one group ----------------------------------------------------------------------------------
+# -- squares of groups --------------------------------------------------------------------------------------
 
 
 def group_squares(sums: KindMoments, cells: slice) -> GroupSquares:
@@ -158,36 +182,37 @@ def _bounds(spans: Sequence[slice]) -> set[int]:
     return {place for span in spans for place in (span.start, span.stop)}
 
 
-def _squares(sums: KindMoments, group: int, cells: slice) -> Array:
-    """One group's Σxxᵀ (heads, packed) over a window: of the spans that lie in it, and its share of position 0."""
+def _squares(sums: KindMoments, groups: NDArray[np.intp], cells: slice) -> Array:
+    """Groups' Σxxᵀ (groups, heads, packed) over a window: of the spans in it, and their share of position 0."""
     if group_squares(sums, cells) == "none":
         start, stop = sums.layout.edges[cells.start], sums.layout.edges[cells.stop]
         raise InputError(f"document groups have no squares of their own over positions {start} to {stop}")
-    squares = np.zeros((sums.groups.shape[0], sums.groups.shape[-1]))
+    squares = np.zeros((len(groups), sums.groups.shape[0], sums.groups.shape[-1]))
     for number, span in enumerate(sums.spans):
         if span.stop <= cells.stop and cells.start < span.stop:
-            squares += sums.groups[:, group, number]
-            squares -= _sketched(sums, group, slice(span.start, cells.start))
+            squares += sums.groups[:, groups, number].swapaxes(0, 1)
+            squares -= _sketched(sums, groups, slice(span.start, cells.start))
         else:
-            squares += _sketched(sums, group, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
+            squares += _sketched(sums, groups, slice(max(span.start, cells.start), min(span.stop, cells.stop)))
     if sums.spans[0].start and cells.start == 0:  # position 0
         first = slice(0, sums.spans[0].start)
-        squares += _squares_at_position_0(sums, group) if sums.sketch is None else _sketched(sums, group, first)
+        squares += _squares_at_position_0(sums, groups) if sums.sketch is None else _sketched(sums, groups, first)
     return squares
 
 
-def _sketched(sums: KindMoments, group: int, cells: slice) -> Array:
-    """One group's Σxxᵀ over the sketched spans inside some buckets, estimated; 0 where there are none."""
-    squares = np.zeros((sums.groups.shape[0], sums.groups.shape[-1]))
+def _sketched(sums: KindMoments, groups: NDArray[np.intp], cells: slice) -> Array:
+    """Groups' Σxxᵀ over the sketched spans inside some buckets, estimated; 0 where there are none."""
+    squares = np.zeros((len(groups), sums.groups.shape[0], sums.groups.shape[-1]))
     rows, columns = triangle(sums.buckets.width)
     for number, span in enumerate(sums.layout.sketch_spans):
         if sums.sketch is not None and cells.start <= span.start and span.stop <= cells.stop:
-            squares += sums.sketch.squares(sums.span_sums(span), number, group)[:, rows, columns]
+            estimated = sums.sketch.squares(sums.span_sums(span), number, groups)  # (heads, groups, d, d)
+            squares += estimated[..., rows, columns].swapaxes(0, 1)
     return squares
 
 
-def _squares_at_position_0(sums: KindMoments, group: int) -> Array:
-    """One group's Σxxᵀ at position 0: of its mean, and its share by count of the scatter about the groups' means.
+def _squares_at_position_0(sums: KindMoments, groups: NDArray[np.intp]) -> Array:
+    """Groups' Σxxᵀ at position 0: of their means, and shares by count of the scatter about the groups' means.
 
     With a share of the squares themselves, a group would have others' mean in its squares and its own in its sums.
     """
@@ -195,12 +220,13 @@ def _squares_at_position_0(sums: KindMoments, group: int) -> Array:
     rows, columns = triangle(x.shape[-1])
     mean = divided(x, n[..., None])
     scatter = sums.buckets.xx[:, 0] - (x.swapaxes(1, 2) @ mean)[:, rows, columns]
-    own = x[:, group][:, rows] * mean[:, group][:, columns]
-    return np.asarray(own + divided(n[:, group], sums.buckets.n[:, 0])[:, None] * scatter)
+    own = x[:, groups][..., rows] * mean[:, groups][..., columns]
+    share = divided(n[:, groups], sums.buckets.n[:, :1])
+    return np.asarray(own + share[..., None] * scatter[:, None]).swapaxes(0, 1)
 
 
-def _bucket_squares(sums: KindMoments, group: int) -> Array:
-    """One group's Σxxᵀ in every bucket (heads, buckets, packed), estimated from those of its spans.
+def _bucket_squares(sums: KindMoments, groups: NDArray[np.intp]) -> Array:
+    """Groups' Σxxᵀ in every bucket (groups, heads, buckets, packed), estimated from those of their spans.
 
     A group has its own mean in every bucket. Its scatter about it is its share of the bucket's, corrected by the same
     matrix per token in all buckets of a span, so that the span has the group's squares.
@@ -210,14 +236,14 @@ def _bucket_squares(sums: KindMoments, group: int) -> Array:
     rows, columns = triangle(x.shape[-1])
     between = [(x[:, b].swapaxes(1, 2) @ mean[:, b])[:, rows, columns] for b in range(sums.layout.buckets)]
     scatter = sums.buckets.xx - np.stack(between, axis=1)  # within groups
-    own = x[:, :, group][..., rows] * mean[:, :, group][..., columns]
-    squares = own + divided(n[:, :, group], sums.buckets.n)[..., None] * scatter
+    n, x, mean = (of_groups(each, groups) for each in (n, x, mean))
+    squares = x[..., rows] * mean[..., columns] + divided(n, sums.buckets.n)[..., None] * scatter
     sketched = sums.layout.sketch_spans if sums.sketch is not None else ()
     # Spans of buckets, as short as they come, over which groups have squares or sketches.
     for start, stop in pairwise(sorted(_bounds((*sums.spans, *sketched)))):
         span = slice(start, stop)
-        difference = _squares(sums, group, span) - squares[:, span].sum(axis=1)
-        tokens = n[:, span, group]
-        part = tokens / np.maximum(tokens.sum(axis=1, keepdims=True), 1.0)
-        squares[:, span] += part[..., None] * difference[:, None]
-    return np.asarray(squares)
+        difference = _squares(sums, groups, span) - squares[:, :, span].sum(axis=2)
+        tokens = n[:, :, span]
+        part = tokens / np.maximum(tokens.sum(axis=2, keepdims=True), 1.0)
+        squares[:, :, span] += part[..., None] * difference[:, :, None]
+    return squares

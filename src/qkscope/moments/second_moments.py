@@ -35,7 +35,7 @@ class Statistics:
     var_t: Array  # (...)
     spread: Array  # (...): mean squared distance from the pivot; rounding errors of cov_xx are in proportion to it
 
-    def take(self, index: NDArray[np.intp]) -> Statistics:
+    def take(self, index: NDArray[np.intp] | slice) -> Statistics:
         """The same statistics for the chosen entries of the first axis (for instance the key head of each head)."""
         return Statistics(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qkscope.moments.second_moments import Kind
 from qkscope.validation.layout import TOKEN_COLUMN, HeadName, VectorsError, find_vectors, stored_sample
 from qkscope.validation.sampling import Integers, VectorSample
-from qkscope.validation.scan import HeadScan, head_tokens, head_vectors, scan_head
+from qkscope.validation.scan import HeadScan, head_vectors, scan_tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def kept_layer(
     Of more than `most`, the first documents that fit are taken, or with `draw`, tokens at random; the others do not
     need memory. Heads that were not kept are left out.
     """
-    files = find_vectors(folder).files
+    files = find_vectors(folder, layer).files
     names = [HeadName(layer, head, "q") for head in heads] + [HeadName(layer, head, "k") for head in keys]
     names = [name for name in names if name in files]
     if {name.kind for name in names} != {"q", "k"}:
@@ -75,8 +75,7 @@ def kept_layer(
 
 def _tokens(name: HeadName, files: tuple[Path, ...]) -> tuple[Integers, Integers, NDArray[np.intp], HeadScan]:
     """A head's documents and positions in order, the rows of its files in that order, and what its files hold."""
-    scan = scan_head(name, files)
-    document, position = head_tokens(scan)
+    scan, document, position = scan_tokens(name, files)
     order = np.lexsort((position, document))
     return document[order], position[order], order, scan
 
@@ -92,7 +91,7 @@ def token_texts_of(folder: Path, layer: int, head: int, kept: KeptLayer) -> list
     import pyarrow.parquet as pq
 
     texts: dict[tuple[int, int], str] = {}
-    for path in find_vectors(folder).files[HeadName(layer, head, "q")]:
+    for path in find_vectors(folder, layer).files[HeadName(layer, head, "q")]:
         if TOKEN_COLUMN not in pq.read_schema(path).names:
             continue
         rows = pq.read_table(path, columns=["example_id", "position", TOKEN_COLUMN]).to_pydict()

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from os import scandir
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,11 @@ class VectorFolders:
         return tuple(sorted({name.layer for name in self.files if name.kind == "q"}))
 
 
-def find_vectors(folder: Path | str) -> VectorFolders:
-    """The heads below `folder`, which holds them itself or in one folder inside (as the predecessor nests them)."""
+def find_vectors(folder: Path | str, layer: int | None = None) -> VectorFolders:
+    """The heads below `folder`, which holds them itself or in one folder inside (as the predecessor nests them).
+
+    With `layer`, those of one layer: others are not looked at.
+    """
     root = Path(folder)
     if not root.is_dir():
         raise VectorsError(f"{root}: there is no such folder of vectors")
@@ -82,18 +86,21 @@ def find_vectors(folder: Path | str) -> VectorFolders:
     if not roots:
         raise VectorsError(f"{root}: no head folder such as l00h00q in it; it is not a dataset of vectors")
     if len(roots) > 1:
-        names = ", ".join(str(each.relative_to(root)) for each in roots[:5])
+        names = ", ".join(str(each.relative_to(root)) for each in list(roots)[:5])
         raise VectorsError(f"{root}: holds {len(roots)} datasets ({names}); give the folder of one of them")
-    files = {head: _parquet_files(path) for head, path in _head_folders(roots[0]).items()}
-    if not any(head.kind == "q" for head in files):
-        raise VectorsError(f"{roots[0]}: has key heads only (l..h..k); add the query heads (l..h..q)")
-    return VectorFolders(roots[0], dict(sorted(files.items())))
+    ((place, heads),) = roots.items()
+    if not any(head.kind == "q" for head in heads):
+        raise VectorsError(f"{place}: has key heads only (l..h..k); add the query heads (l..h..q)")
+    files = {head: _parquet_files(path) for head, path in heads.items() if layer in (None, head.layer)}
+    return VectorFolders(place, dict(sorted(files.items())))
 
 
-def _dataset_roots(folder: Path, depth: int) -> list[Path]:
-    if _head_folders(folder):
-        return [folder]
-    return [root for path in _subfolders(folder) for root in _dataset_roots(path, depth - 1)] if depth else []
+def _dataset_roots(folder: Path, depth: int) -> dict[Path, dict[HeadName, Path]]:
+    """The folders that hold heads, and those of each head."""
+    if heads := _head_folders(folder):
+        return {folder: heads}
+    below = _subfolders(folder) if depth else []
+    return {root: heads for path in below for root, heads in _dataset_roots(path, depth - 1).items()}
 
 
 def _head_folders(folder: Path) -> dict[HeadName, Path]:
@@ -104,7 +111,8 @@ def _head_folders(folder: Path) -> dict[HeadName, Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = sorted(each.name for each in scandir(folder) if each.is_dir() and not each.name.startswith("."))
+    return [folder / name for name in names]
 
 
 def _parquet_files(folder: Path) -> tuple[Path, ...]:

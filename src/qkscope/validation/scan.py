@@ -52,6 +52,11 @@ class VectorBatch:
 
 def scan_head(name: HeadName, files: tuple[Path, ...]) -> HeadScan:
     """Check a head's files, and describe them."""
+    return scan_tokens(name, files)[0]
+
+
+def scan_tokens(name: HeadName, files: tuple[Path, ...]) -> tuple[HeadScan, Integers, Integers]:
+    """The same, with document and position of each row, in the order of the files."""
     where, described, tokens = files[0].parent, set(), []
     for path in files:
         with _opened(path) as file:
@@ -75,7 +80,8 @@ def scan_head(name: HeadName, files: tuple[Path, ...]) -> HeadScan:
     rising = bool(np.all((step > 0) | ((step == 0) & (np.diff(position) > 0))))
     if not rising:
         _require_unique(files, [len(part[0]) for part in tokens], example_id, position)
-    return HeadScan(name, files, len(position), width, int(position.max()), windows.pop(), rising, facts)
+    scan = HeadScan(name, files, len(position), width, int(position.max()), windows.pop(), rising, facts)
+    return scan, example_id, position
 
 
 def vector_batches(scan: HeadScan) -> Iterator[VectorBatch]:
@@ -88,15 +94,6 @@ def vector_batches(scan: HeadScan) -> Iterator[VectorBatch]:
                     example_id, position = (_integers(path, batch.column(each), each) for each in TOKENS[:2])
                     yield VectorBatch(example_id, position, _vectors(path, start, batch.column("vector"), scan.width))
                 start += batch.num_rows
-
-
-def head_tokens(scan: HeadScan) -> tuple[Integers, Integers]:
-    """Document and position of each of a head's rows, in the order of its files."""
-    parts = []
-    for path in scan.files:
-        with _opened(path) as file:
-            parts.append(_tokens(path, file))
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 def head_vectors(scan: HeadScan, rows: NDArray[np.intp]) -> NDArray[Any]:

@@ -45,7 +45,7 @@ class SharedLaws:
 def single_position(sums: LayerSums, cells: Cells) -> tuple[Array, Array] | None:
     """Plasticity at one position of every cell, and the same without position; None where rotation is unknown."""
     shared = sums.shared(_shared)
-    queries, keys = _curve(sums, "q"), _curve(sums, "k")
+    queries, keys = sums.once(_curves)
     if shared is None or queries is None or keys is None:
         return None
     which, b, c, d = sums.distinct_keys[1], cells.b, cells.c, cells.d
@@ -72,17 +72,19 @@ def single_position(sums: LayerSums, cells: Cells) -> tuple[Array, Array] | None
     by_place = both(more + tr["moves", "moves"]) + apart(by_moves)
     between = np.where(c == d, 0.0, gap[:, b, c] - gap[:, b, d])
     alone = plasticity_of(between, preferred + by_place, decided + both(tr["rest", "moves"]) + apart(by_rest))
-    return alone, plasticity_of(0.0 * between, preferred, decided)
+    return alone, plasticity_of(None, preferred, decided)
 
 
-def _curve(sums: LayerSums, kind: str) -> MeanCurve | None:
-    if kind == "q":
-        return mean_curve(sums.q_buckets, sums.q_before, sums.facts, sums.edges)
-    return mean_curve(sums.k_buckets, sums.k_before, sums.facts, sums.edges)
+def _curves(sums: LayerSums) -> tuple[MeanCurve | None, MeanCurve | None]:
+    """Of queries and of distinct keys."""
+    return (
+        mean_curve(sums.q_buckets, sums.q_before, sums.facts, sums.edges),
+        mean_curve(sums.k_buckets, sums.k_before, sums.facts, sums.edges),
+    )
 
 
 def _shared(whole: LayerSums) -> SharedLaws | None:
-    curves = _curve(whole, "q"), _curve(whole, "k")
+    curves = whole.once(_curves)
     if curves[0] is None or curves[1] is None:
         return None
     grid, which = part_grid(whole.edges), whole.distinct_keys[1]
@@ -157,8 +159,9 @@ class _Atoms:
 def _mean_rests(sums: LayerSums) -> tuple[Array, Array]:
     """The mean over buckets of the covariance at one position: of queries, and of distinct keys."""
     rests = []
-    for kind, window, buckets in (("q", sums.q, sums.q_buckets), ("k", window_keys(sums), sums.k_buckets)):
-        curve, rest = _curve(sums, kind), mean_residual(window, buckets)
+    kinds = ((sums.q, sums.q_buckets), (window_keys(sums), sums.k_buckets))
+    for curve, (window, buckets) in zip(sums.once(_curves), kinds, strict=True):
+        rest = mean_residual(window, buckets)
         weights = buckets.n / buckets.n.sum(axis=1, keepdims=True)
         bend = None if curve is None else bend_covariance(curve, buckets.var_t, weights)
         rests.append(rest if bend is None else rest - bend[:, 0])

@@ -5,34 +5,39 @@ from __future__ import annotations
 import numpy as np
 
 from qkscope.lenses.plasticity.grid import Array, Index
+from qkscope.lenses.stacks import for_readers
 
 
-def plasticity_of(gap: Array, fixed: Array, decided: Array) -> Array:
+def plasticity_of(gap: Array | None, fixed: Array, decided: Array) -> Array:
     """E[4p(1 − p)], where the mean difference of two scores is normal over pairs and the score normal over queries.
 
-    `gap` is the mean over pairs of the mean difference, `fixed` its variance over pairs, `decided` the variance over
-    queries. NaN where nothing varies.
+    `gap` is the mean over pairs of the mean difference (None: 0), `fixed` its variance over pairs, `decided` the
+    variance over queries. NaN where nothing varies.
     """
     from scipy.special import owens_t
 
     spread = decided + fixed
     with np.errstate(invalid="ignore", divide="ignore"):
-        height, slope = gap / np.sqrt(spread), np.sqrt(decided / (spread + fixed))
-    return np.asarray(np.where(spread > 0, np.clip(8.0 * owens_t(height, slope), 0.0, 1.0), np.nan))
+        slope = np.sqrt(decided / (spread + fixed))
+        volume = np.arctan(slope) / (2.0 * np.pi) if gap is None else owens_t(gap / np.sqrt(spread), slope)
+    return np.asarray(np.where(spread > 0, np.clip(8.0 * volume, 0.0, 1.0), np.nan))
 
 
 def traces_by_keys(matrices: Array, keys: Array, which: Index) -> Array:
     """tr(M_b K_c) of every head: its matrices (heads, b, d, d) with all of its key head (key heads, c, d, d)."""
     heads, count, d, _ = matrices.shape
-    flat, traces = matrices.reshape(heads, count, d * d), np.empty((heads, count, keys.shape[1]))
-    for key, of_key in enumerate(keys.reshape(len(keys), -1, d * d)):
-        traces[which == key] = flat[which == key] @ of_key.T
-    return traces
+    of_keys = for_readers(keys, which)
+    of_keys = of_keys.reshape(*of_keys.shape[:2], d * d)
+    traces = matrices.reshape(len(of_keys), -1, d * d) @ of_keys.swapaxes(1, 2)
+    return np.asarray(traces.reshape(heads, count, -1))
 
 
 def between_means(matrices: Array, about: Array) -> Array:
     """k_c' M k_d of every head, for each of its matrices and all means (heads, parts, d): (heads, b, c, d)."""
-    return np.asarray((about[:, None] @ matrices) @ about.swapaxes(1, 2)[:, None])
+    along = about[:, None] @ matrices  # (heads, b, parts, d)
+    heads, count, parts, d = along.shape
+    products = along.reshape(heads, count * parts, d) @ about.swapaxes(1, 2)
+    return np.asarray(products.reshape(heads, count, parts, parts))
 
 
 def about_centre(keys: Array) -> Array:
@@ -48,10 +53,7 @@ def quadratic(matrices: Array, vectors: Array) -> Array:
 
 
 def on_keys(matrices: Array, vectors: Array, which: Index) -> Array:
-    """The same, where the matrices (key heads, …) are those of the key head that each row reads: one product each."""
-    forms = np.empty((*vectors.shape[:2], matrices.shape[1]))
-    for key, of_key in enumerate(matrices):
-        mine = which == key
-        stacked = vectors[mine].reshape(1, -1, vectors.shape[2])
-        forms[mine] = quadratic(of_key[None], stacked)[0].reshape(forms[mine].shape)
-    return forms
+    """The same, where the matrices (key heads, …) are those of the key head that each row reads."""
+    of_keys = for_readers(matrices, which)
+    forms = quadratic(of_keys, vectors.reshape(len(of_keys), -1, vectors.shape[2]))
+    return forms.reshape(*vectors.shape[:2], -1)

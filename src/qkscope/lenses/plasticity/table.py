@@ -181,21 +181,22 @@ def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 
 def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """What `plasticity_map.csv` says of a layer: (1, cells of the map)."""
+    """What `plasticity_map.csv` says of a layer: (1, cells of the map), or (copies, cells) of a stack."""
     values = cell_values(sums)
     cells, weighed = values.cells, Weighed(values)
     places, of_cell = np.unique(np.stack([cells.key_class, cells.query_class]), axis=1, return_inverse=True)
     count = places.shape[1]
-    means, weights = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)
+    of_heads = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)
+    means, weights = (each.reshape(sums.copies, -1, count) for each in of_heads)
     known = np.isfinite(means)
-    heads = known.sum(axis=0)
-    share = _ratio(weights, weights.sum(axis=1, keepdims=True)).mean(axis=0)
+    heads = known.sum(axis=1).astype(float)
+    distances = np.broadcast_to(places[:, None] * cells.grid.step, (2, *heads.shape))
     return {
-        "key_distance": (places[0] * cells.grid.step)[None],
-        "query_distance": (places[1] * cells.grid.step)[None],
-        "ap": _ratio(np.where(known, means, 0.0).sum(axis=0), heads.astype(float), np.nan)[None],
-        "weight": share[None],
-        "heads": heads[None].astype(float),
+        "key_distance": distances[0],
+        "query_distance": distances[1],
+        "ap": _ratio(np.where(known, means, 0.0).sum(axis=1), heads, np.nan),
+        "weight": _ratio(weights, weights.sum(axis=2, keepdims=True)).mean(axis=1),
+        "heads": heads,
     }
 
 
@@ -211,9 +212,16 @@ TITLES = {
     "loss_not_position": "share of the loss that is not position",
     "ap_buckets": "position buckets of plasticity",
 }
-TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, own_buckets=True, estimator=CLOSED_FORM)
+TABLE = HeadTable(FILE, titled(COLUMNS, TITLES), plasticity, stackable=True, own_buckets=True, estimator=CLOSED_FORM)
 PROFILE = HeadTable(
-    PROFILE_FILE, PROFILE_COLUMNS, profile, across="part", detail=True, holds_fixed=HELD, estimator=CLOSED_FORM
+    PROFILE_FILE,
+    PROFILE_COLUMNS,
+    profile,
+    across="part",
+    detail=True,
+    stackable=True,
+    holds_fixed=HELD,
+    estimator=CLOSED_FORM,
 )
 MAP = HeadTable(
     MAP_FILE,
@@ -222,6 +230,7 @@ MAP = HeadTable(
     across="cell",
     per="layer",
     detail=True,
+    stackable=True,
     holds_fixed=HELD,
     estimator=CLOSED_FORM,
 )

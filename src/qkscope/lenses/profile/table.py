@@ -133,5 +133,5 @@ def _shape(sums: LayerSums, kind: Kind, direction: Array) -> tuple[Array, Array]
 
 
 PROFILE_COLUMNS, BEND_COLUMNS = _profile_columns(), _bend_columns()
-PROFILE = HeadTable(PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True)
-BEND = HeadTable(BEND_FILE, BEND_COLUMNS, bend)
+PROFILE = HeadTable(PROFILE_FILE, PROFILE_COLUMNS, profile, across="bucket", detail=True, stackable=True)
+BEND = HeadTable(BEND_FILE, BEND_COLUMNS, bend, stackable=True)

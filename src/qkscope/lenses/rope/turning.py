@@ -9,7 +9,7 @@ E[z_p z_p'*] mean e^{i(θ_p - θ_p')t} and E[z_p z_p'] mean e^{i(θ_p + θ_p')t}
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Planes:
         """How many planes turn."""
         return 0 if self.rotation is None else len(self.rotation.pairs)
 
-    @property
+    @cached_property
     def angles(self) -> Array:
         """Radians per token of each plane."""
         return np.array([] if self.rotation is None else self.rotation.angles, dtype=np.float64)
@@ -40,7 +40,7 @@ class Planes:
         """The factor that is in cos and sin beside the rotation, and so in the vectors at rest."""
         return 1.0 if self.rotation is None else self.rotation.scale
 
-    @property
+    @cached_property
     def order(self) -> NDArray[np.intp]:
         """Where each coordinate of this order is in the model's."""
         pairs = np.array([] if self.rotation is None else self.rotation.pairs, dtype=np.intp).reshape(-1, 2)

@@ -83,7 +83,7 @@ def axes_of(sums: LayerSums) -> PlaneAxes:
     moments = sums.q.cov_xx + sums.k.cov_xx + offset[:, :, None] * offset[:, None, :]
     if sums.whole is not None:
         with suppress(np.linalg.LinAlgError):  # of an axis that has not moved at all
-            return PlaneAxes(a, _oriented(followed_axis(moments, a, sums.whole.once(axes_of).b), offset))
+            return PlaneAxes(a, _oriented(followed_axis(moments, a, sums.shared(axes_of).b), offset))
     b = np.full_like(a, np.nan)
     for head in np.flatnonzero(np.isfinite(a).all(axis=1)):
         b[head] = separation_axis(moments[head], a[head])

@@ -64,4 +64,4 @@ def _spreads(kind: str, covariances: Array, which: NDArray[np.intp], axes: Plane
     }
 
 
-TABLE = HeadTable(FILE, COLUMNS, planes, across="bucket", detail=True)
+TABLE = HeadTable(FILE, COLUMNS, planes, across="bucket", detail=True, stackable=True)

@@ -204,8 +204,11 @@ def _left_beside(sums: LayerSums, a: Array) -> Array:
 def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     """How far axis a depends on the documents; empty where there are no replicates."""
     a = of.sums.once(drift_axis)
-    turns = [np.abs(_dot(a, each.once(drift_axis))) for each in of.sums.replicates]
-    return {"a_stability": np.clip(np.min(turns, axis=0), 0.0, 1.0) if turns else np.full(len(a), np.nan)}
+    axes = [stack.once(drift_axis).reshape(-1, *a.shape) for stack in of.sums.stacks]
+    if not axes:
+        return {"a_stability": np.full(len(a), np.nan)}
+    turns = np.abs(np.einsum("hd,ghd->gh", a, np.concatenate(axes)))
+    return {"a_stability": np.clip(turns.min(axis=0), 0.0, 1.0)}
 
 
 def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -327,6 +330,7 @@ TABLE = HeadTable(
     FILE,
     titled(COLUMNS, TITLES),
     rotated,
+    stackable=True,
     judged=JUDGED,
     judge=judge,
     averaged=averaged,

@@ -53,13 +53,28 @@ class Arcs:
         back = np.argsort(order)
         return covariance[:, :, back[:, None], back]
 
-    def add_to(self, line: Array, head: int, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
-        """Add one head's arc at some positions, which lie in these buckets, to its line there: (positions, d)."""
-        turned = self.planes.complex(self.mean[head])[buckets]
-        turned *= _unit_arcs(self.planes, self.edges, positions)
+    def add_to(self, line: Array, heads: slice, positions: tuple[int, ...], buckets: NDArray[np.intp]) -> None:
+        """Add heads' arcs at positions, which lie in these buckets, to their lines there: (heads, positions, d)."""
+        unit, mean = _unit_arcs(self.planes, self.edges, positions), self.planes.complex(self.mean[heads])
         order, count = self.planes.order, self.planes.count
-        line[:, order[:count]] += turned.real
-        line[:, order[count : 2 * count]] += turned.imag
+        first, second = _place(order[:count]), _place(order[count : 2 * count])
+        for start, stop in _runs(buckets):  # what one bucket takes stays in a processor's cache
+            turned = mean[:, buckets[start], None] * unit[start:stop]
+            line[:, start:stop, first] += turned.real
+            line[:, start:stop, second] += turned.imag
+
+
+def _place(coordinates: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Neighboring coordinates as a slice, which is faster."""
+    first = int(coordinates[0])
+    together = np.array_equal(coordinates, np.arange(first, first + len(coordinates)))
+    return slice(first, first + len(coordinates)) if together else coordinates
+
+
+def _runs(buckets: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Where the positions of each bucket start and stop."""
+    cuts = np.flatnonzero(np.diff(buckets)) + 1
+    return list(pairwise([0, *cuts.tolist(), len(buckets)]))
 
 
 @lru_cache(maxsize=32)

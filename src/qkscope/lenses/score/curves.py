@@ -6,7 +6,6 @@ some of them see are computed one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -16,11 +15,12 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.score.arcs import Arcs
 from qkscope.lenses.score.seen import Reach, middles
+from qkscope.lenses.stacks import for_readers
 
 Array = NDArray[np.float64]
 
 FINE, COARSE = 2048, 256  # positions at most: for the whole, and for how replicates differ from it
-BLOCK = 128  # queries at a time
+FEWEST_TOGETHER = 32  # queries in a block
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class PositionGrid:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """Where the positions of each bucket start and stop."""
+        return list(pairwise([0, *np.cumsum(np.bincount(self.bucket)).tolist()]))
 
 
 @lru_cache(maxsize=32)
@@ -53,13 +58,14 @@ def grid_of(edges: tuple[int, ...], most: int) -> PositionGrid:
     return PositionGrid(tuple(positions.tolist()), bucket.astype(np.intp), away, np.concatenate(weights))
 
 
-def curve(lines: Array, arcs: Arcs, head: int, grid: PositionGrid) -> Array:
-    """(positions, d): a head's mean vector at each position of the grid; `lines` is (heads, 2 buckets, d)."""
-    mean, slope = np.split(lines[head], 2)
-    vectors = slope[grid.bucket]
-    vectors *= grid.away[:, None]
-    vectors += mean[grid.bucket]
-    arcs.add_to(vectors, head, grid.positions, grid.bucket)
+def curve(lines: Array, arcs: Arcs, heads: slice, grid: PositionGrid) -> Array:
+    """(heads, positions, d): mean vectors at each position of the grid; `lines` is (heads, 2 buckets, d)."""
+    mean, slope = np.split(lines[heads], 2, axis=1)
+    vectors = np.empty((len(mean), len(grid), mean.shape[2]))
+    for bucket, (start, stop) in enumerate(grid.runs):
+        np.multiply(slope[:, bucket, None], grid.away[start:stop, None], out=vectors[:, start:stop])
+        vectors[:, start:stop] += mean[:, bucket, None]
+    arcs.add_to(vectors, heads, grid.positions, grid.bucket)
     return vectors
 
 
@@ -69,7 +75,7 @@ class Seen:
 
     grid: PositionGrid
     reach: Reach
-    of_query: Array  # (positions,): they sum to 1
+    of_query: Array  # (positions,): they sum to 1 in each bucket
     of_key: Array  # (positions,): how many keys
 
     @cached_property
@@ -85,51 +91,76 @@ class Seen:
         n = count[1:] - count[self.first]
         return np.asarray(np.divide(1.0, n, out=np.zeros_like(n), where=n > 0))
 
+    @cached_property
+    def levels(self) -> Array:
+        """(buckets, positions): how much each key counts for the queries of each bucket together."""
+        levels = np.zeros((len(self.grid.runs), len(self.grid) + 1))
+        by = self.of_query * self.inverse
+        for steps, (start, stop) in zip(levels, self.grid.runs, strict=True):
+            np.add.at(steps, self.first[start:stop], by[start:stop])
+            np.add.at(steps, np.arange(start, stop) + 1, -by[start:stop])
+            steps[:stop], steps[stop:] = np.cumsum(steps[:stop]), 0.0
+        return levels[:, :-1]
+
+    @cached_property
+    def even(self) -> Array:
+        """(buckets, key buckets): the same where all keys of a bucket count alike; NaN where they do not."""
+        parts = [self.levels[:, start:stop] for start, stop in self.grid.runs]
+        low, high = (np.stack([of(part, axis=1) for part in parts], axis=1) for of in (np.min, np.max))
+        return np.where(low == high, low, np.nan)
+
     def mean(self, k: Array) -> Array:
-        """(positions, d): the mean of the keys that each query sees."""
-        summed = np.concatenate([np.zeros((1, k.shape[-1])), np.cumsum(self.of_key[:, None] * k, axis=0)])
-        return np.asarray((summed[1:] - summed[self.first]) * self.inverse[:, None])
+        """(heads, positions, d): the mean of the keys that each query sees."""
+        summed = np.concatenate(
+            [np.zeros((len(k), 1, k.shape[2])), np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1
+        )
+        return np.asarray((summed[:, 1:] - summed[:, self.first]) * self.inverse[:, None])
 
 
-def seen_variance(q: Sequence[Array], k: Array, seen: Seen) -> list[float]:
-    """The variance of q·k over the keys that a query sees, averaged over queries, for heads that share their keys.
+@lru_cache(maxsize=32)
+def seen_on_grid(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...], most: int) -> Seen:
+    """What queries see on a grid of about `most` positions; buckets that are not `known` have no keys."""
+    grid = grid_of(edges, most)
+    counts = np.bincount(grid.bucket, grid.weight, minlength=len(known))
+    return Seen(grid, reach, grid.weight / counts[grid.bucket], np.array(known)[grid.bucket] * grid.weight)
 
-    All curves are (positions, d).
+
+def seen_variance(q: Array, k: Array, which: NDArray[np.intp], seen: Seen) -> Array:
+    """(heads, buckets): the variance of q·k over the keys that a query sees, averaged over each bucket's queries.
+
+    Curves are (heads, positions, d) and (key heads, positions, d), of which each head reads one.
     """
-    first, of_key, means = seen.first, seen.of_key, seen.mean(k)
-    variances = [-float(seen.of_query @ np.einsum("td,td->t", of, means) ** 2) for of in q]
-    squares = [np.zeros((k.shape[-1], k.shape[-1]))]  # of the keys before each block
-    for start in range(0, len(k), BLOCK):
-        rows = np.arange(start, min(start + BLOCK, len(k)))
-        whole = min(-(-first[rows[-1]] // BLOCK), start // BLOCK)  # the first block of keys that all queries see
-        partly = np.concatenate([np.arange(first[start], whole * BLOCK), rows])
-        counted = ((partly >= first[rows, None]) & (partly <= rows[:, None])) * of_key[partly]
-        before, some, by = squares[-1] - squares[whole], k[partly].T, seen.inverse[rows] * seen.of_query[rows]
-        for head, of in enumerate(q):
-            block = of[rows]
-            scores = block @ some
-            square = np.einsum("td,td->t", block @ before, block) + np.einsum("ts,ts,ts->t", scores, scores, counted)
-            variances[head] += float(square @ by)
-        squares.append(squares[-1] + (of_key[rows, None] * k[rows]).T @ k[rows])
-    return variances
+    k, first, (heads, count, d) = for_readers(k, which), seen.first, q.shape
+    q = q.reshape(len(k), -1, count, d)  # (key heads, readers of each, positions, d)
+    block = max(FEWEST_TOGETHER, d)  # products with single keys then cost about as much as those with second moments
+    variance = -(np.einsum("krtd,ktd->krt", q, seen.mean(k)) ** 2)
+    squares = [np.zeros((len(k), d, d))]  # of the keys before each block
+    for start in range(0, count, block):
+        rows = slice(start, min(start + block, count))
+        whole = min(-(-first[rows.stop - 1] // block), start // block)  # the first block of keys that all queries see
+        partly = np.r_[first[start] : whole * block, rows]
+        counted = (partly >= first[rows, None]) & (partly <= np.arange(rows.start, rows.stop)[:, None])
+        queries, before = q[:, :, rows].reshape(len(k), -1, d), squares[-1] - squares[whole]
+        scores = queries @ k[:, partly].swapaxes(1, 2)
+        scores *= scores
+        square = np.einsum("krts,ts->krt", scores.reshape(len(k), -1, *counted.shape), counted * seen.of_key[partly])
+        square += np.einsum("kid,kid->ki", queries @ before, queries).reshape(square.shape)
+        variance[:, :, rows] += square * seen.inverse[rows]
+        squares.append(squares[-1] + (seen.of_key[rows, None] * k[:, rows]).swapaxes(1, 2) @ k[:, rows])
+    starts = [start for start, _ in seen.grid.runs]
+    return np.add.reduceat(variance.reshape(heads, count) * seen.of_query, starts, axis=1)
 
 
 def seen_covariance(k: Array, seen: Seen) -> Array:
-    """(buckets, d, d): the covariance of the keys that a query sees, added up over each bucket's queries."""
-    means, bucket = seen.mean(k), seen.grid.bucket
-    parts = [np.flatnonzero(bucket == each) for each in range(bucket[-1] + 1)]
-    squares = [(seen.of_key[of, None] * k[of]).T @ k[of] for of in parts]
-    covariances = np.zeros((len(parts), k.shape[-1], k.shape[-1]))
-    for number, rows in enumerate(parts):
-        by = seen.of_query[rows]
-        covariances[number] = -(by[:, None] * means[rows]).T @ means[rows]
-        steps = np.zeros(len(k) + 1)  # how much each key counts, as steps from key to key
-        np.add.at(steps, seen.first[rows], by * seen.inverse[rows])
-        np.add.at(steps, rows + 1, -by * seen.inverse[rows])
-        level = np.cumsum(steps[:-1])
-        for of, square in zip(parts[: number + 1], squares, strict=False):
-            if (steps[of[1:]] == 0.0).all():  # all keys of the bucket count alike
-                covariances[number] += level[of[0]] * square
-            else:
-                covariances[number] += ((level[of] * seen.of_key[of])[:, None] * k[of]).T @ k[of]
+    """(heads, buckets, d, d): the covariance of the keys that a query sees, averaged over each bucket's queries."""
+    heads, _, d = k.shape
+    buckets = [slice(start, stop) for start, stop in seen.grid.runs]
+    squares = np.stack([(seen.of_key[of, None] * k[:, of]).swapaxes(1, 2) @ k[:, of] for of in buckets], axis=1)
+    evenly = np.nan_to_num(seen.even) @ squares.reshape(heads, len(buckets), d * d)
+    covariances, means = evenly.reshape(squares.shape), seen.mean(k)
+    for number, of in enumerate(buckets):
+        covariances[:, number] -= (seen.of_query[of, None] * means[:, of]).swapaxes(1, 2) @ means[:, of]
+        for keys in (buckets[other] for other in np.flatnonzero(np.isnan(seen.even[number]))):
+            by = (seen.levels[number] * seen.of_key)[keys, None]
+            covariances[:, number] += (by * k[:, keys]).swapaxes(1, 2) @ k[:, keys]
     return covariances

@@ -132,9 +132,9 @@ def joined(of: Statistics, first: NDArray[np.intp]) -> Statistics:
     )
 
 
-def slopes(of: Statistics, head: int | slice = slice(None)) -> Array:
+def slopes(of: Statistics) -> Array:
     """Cov(x, t) / Var(t) of each bucket; 0 where its tokens are at one position."""
-    c, v = of.cov_xt[head], of.var_t[head][..., None]
+    c, v = of.cov_xt, of.var_t[..., None]
     return np.divide(c, v, out=np.zeros_like(c), where=v > ONE_POSITION)
 
 
@@ -148,13 +148,13 @@ def lines_of(of: Statistics, edges: tuple[int, ...], known: NDArray[np.bool_]) -
     return np.concatenate([np.where(known[:, None], mean, 0.0), np.where(known[:, None], slope, 0.0)], axis=1)
 
 
-def residuals(of: Statistics, arcs: Arcs | None, head: int | slice = slice(None)) -> Array:
+def residuals(of: Statistics, arcs: Arcs | None) -> Array:
     """Covariance inside each bucket without its line and arc; 0 where a bucket has no tokens."""
-    line = of.cov_xt[head][..., :, None] * slopes(of, head)[..., None, :]
-    left = np.subtract(of.cov_xx[head], line, out=line)
+    line = of.cov_xt[..., :, None] * slopes(of)[..., None, :]
+    left = np.subtract(of.cov_xx, line, out=line)
     if arcs is not None:
-        left -= arcs.covariance[head]
-    left[of.n[head] == 0] = 0.0
+        left -= arcs.covariance
+    left[of.n == 0] = 0.0
     return left
 
 
@@ -171,11 +171,6 @@ def mean_residual(window: Statistics, buckets: Statistics) -> Array:
     return np.asarray(window.cov_xx - by.transpose(0, 2, 1) @ rows)
 
 
-def first_of_each(sums: LayerSums) -> NDArray[np.intp]:
-    """A query head that reads each distinct key head."""
-    return np.unique(sums.kv_heads, return_index=True)[1].astype(np.intp)
-
-
 def window_keys(sums: LayerSums) -> Statistics:
     """The window's statistics of the distinct key heads."""
-    return sums.k.take(first_of_each(sums))
+    return sums.k.take(sums.first_readers)

@@ -66,7 +66,7 @@ def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
 
 def _cell_keys(sums: LayerSums, bounds: NDArray[np.int64]) -> Array:
     """(key heads, cells, d): the mean key of each part, from the lines of the buckets that it overlaps."""
-    known = sums.k_buckets.n[0] > 0
+    known = sums.k_buckets.n[0] > 0  # all heads have the same tokens
     count, drift, _ = overlaps(sums.edges, bounds[:, 0].astype(float), bounds[:, 1].astype(float))
     count, drift = count * known, drift * known
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -74,4 +74,4 @@ def _cell_keys(sums: LayerSums, bounds: NDArray[np.int64]) -> Array:
     return np.asarray(weights @ lines_of(sums.k_buckets, sums.edges, known))
 
 
-TABLE = HeadTable(FILE, COLUMNS, score_map, across="bucket", detail=True)
+TABLE = HeadTable(FILE, COLUMNS, score_map, across="bucket", detail=True, stackable=True)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.score.curves import FINE, Seen, curve, grid_of, seen_covariance, seen_variance
+from qkscope.lenses.score.curves import FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
 from qkscope.lenses.score.lines import KeyCells, lines_of, residuals
 from qkscope.lenses.score.seen import Reach, SeenKeys, seen_keys
+from qkscope.lenses.stacks import in_blocks
 from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]
@@ -50,8 +51,13 @@ class SplitAxes:
     seen: SeenKeys
     known_q: NDArray[np.bool_]  # (buckets,): which have tokens
     known_k: NDArray[np.bool_]
-    weight: Array  # (buckets,): share of the queries
+    weights: Array  # (heads, buckets): share of the queries
     which: NDArray[np.intp]  # (heads,): the distinct key head of each
+
+    @property
+    def weight(self) -> Array:
+        """(buckets,): share of the queries, of heads that have the same tokens."""
+        return np.asarray(self.weights[0])
 
     @property
     def residual(self) -> Array:
@@ -69,11 +75,8 @@ class SplitAxes:
         return np.asarray(self.weight @ self.seen.residual[0])
 
     def on_grid(self, most: int) -> Seen:
-        """The same on a grid of positions."""
-        grid = grid_of(self.edges, most)
-        counts = np.bincount(grid.bucket, grid.weight, minlength=len(self.weight))
-        of_query = (self.weight / counts)[grid.bucket] * grid.weight
-        return Seen(grid, self.reach, of_query, self.known_k[grid.bucket] * grid.weight)
+        """What queries see on a grid of positions."""
+        return seen_on_grid(self.edges, self.reach, tuple(self.known_k.tolist()), most)
 
 
 @dataclass(frozen=True)
@@ -105,61 +108,61 @@ def means_of(sums: LayerSums, cells: KeyCells, whole: MeanVectors | None = None)
 
 
 def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
-    """All heads of a layer have the same tokens, so one speaks for all."""
+    """All heads of a layer have tokens in the same buckets, so one speaks for all."""
     known_q, known_k = cells.q.n[0] > 0, cells.k.n[0] > 0
     reach = Reach.of(sums.facts)
     seen = seen_keys(cells.edges, reach, tuple(known_k.tolist()))
-    weight = cells.q.n[0] / cells.q.n[0].sum()
-    return SplitAxes(cells.edges, reach, seen, known_q, known_k, weight, sums.distinct_keys[1])
+    weights = cells.q.n / cells.q.n.sum(axis=1, keepdims=True)
+    return SplitAxes(cells.edges, reach, seen, known_q, known_k, weights, sums.distinct_keys[1])
 
 
-def exact_split(cells: KeyCells, means: MeanVectors, most: int = FINE) -> tuple[Split, dict[str, Array]]:
-    """The split of these means with the residual covariances of these cells, and its derivatives."""
-    axes, arcs = means.axes, means.cells.arcs
-    keys = _seen_residuals(axes, residuals(cells.k, cells.arcs and cells.arcs[1]))
-    left = [residuals(cells.q, cells.arcs and cells.arcs[0], head) for head in range(len(axes.which))]
-    heads = [
-        _of_head(axes, (means.q[head], means.k[key]), (left[head], keys[:, key])) for head, key in enumerate(axes.which)
-    ]
-    parts = {name: np.stack([head[name] for head in heads]) for name in heads[0]}
-    parts["keys"] = keys[0]
+def exact_split(cells: KeyCells, means: MeanVectors, most: int = FINE) -> Split:
+    """The split of these means with the residual covariances of these cells."""
+    axes, arcs, weights = means.axes, means.cells.arcs, means.axes.weights
+    keys, left = seen_residuals(cells, axes), residuals(cells.q, cells.arcs and cells.arcs[0])
+    spread = _spread_of_means(means, most)
+    preference, query_position, query = (np.empty(weights.shape) for _ in range(3))  # (heads, buckets)
+    for heads in in_blocks(len(left), left[0].nbytes):
+        which = axes.which[heads]
+        seen = keys[:, which]
+        preference[heads] = (lines_with(means.q[heads], seen) * np.stack(np.split(means.q[heads], 2, 1))).sum(
+            axis=(0, 3)
+        )
+        if arcs is not None:
+            preference[heads] += traces(arcs[0].covariance[heads], seen[0])
+        query_position[heads] = traces(left[heads], spread[which])
+        query[heads] = traces(left[heads], seen[0])
     position, late = of_means(means, most)
-    if arcs is not None:
-        seen = axes.on_grid(most)
-        spread = [seen_covariance(curve(means.k, arcs[1], key, seen.grid), seen) for key in range(len(means.k))]
-        for head, key in enumerate(axes.which):
-            parts["preference"][head] += traces(arcs[0].covariance[head], keys[0][key]) @ axes.weight
-            parts["query_position"][head] = traces(left[head], spread[key]).sum()
-    return Split(position, parts["query_position"], parts["preference"], parts["query"], late), parts
+    of_heads = [(weights * part).sum(axis=1) for part in (query_position, preference, query)]
+    return Split(position, of_heads[0], of_heads[1], of_heads[2], late)
 
 
-def _seen_residuals(axes: SplitAxes, left: Array) -> Array:
+def seen_residuals(cells: KeyCells, axes: SplitAxes) -> Array:
     """(3, key heads, buckets, d, d): the residual covariance of the keys that a bucket's queries see."""
+    left = residuals(cells.k, cells.arcs and cells.arcs[1])
     keys, buckets, d, _ = left.shape
     seen = axes.seen.residual.reshape(3 * buckets, buckets) @ left.reshape(keys, buckets, d * d)
     return np.asarray(seen.reshape(keys, 3, buckets, d, d).transpose(1, 0, 2, 3, 4))
 
 
-def _of_head(axes: SplitAxes, lines: tuple[Array, Array], left: tuple[Array, Array]) -> dict[str, Array]:
-    """One head's parts that need covariances, of its lines, and their derivatives.
+def lines_with(q: Array, seen: Array) -> Array:
+    """(2, heads, buckets, d): lines of queries (heads, 2 buckets, d) times `seen_residuals` of their keys.
 
-    `left` are residual covariances: (buckets, d, d) of the queries, (3, buckets, d, d) of the keys that they see.
+    Their product with means and slopes is the preference; they are half its derivative by these.
     """
-    (q, k), (of_q, keys) = lines, left
-    buckets, weight = len(axes.weight), axes.weight
-    mean, slope = q[:buckets, None], q[buckets:, None]  # (buckets, 1, d)
-    by_mean = (mean @ keys[0] + slope @ keys[1])[:, 0]
-    by_slope = (mean @ keys[1] + slope @ keys[2])[:, 0]
-    by_q = np.concatenate([weight[:, None] * by_mean, weight[:, None] * by_slope])
-    lined = axes.seen.among_keys @ k @ of_q  # (buckets, 2 buckets, d)
-    by_k = np.tensordot(weight, lined, axes=1)
-    return {
-        "preference": (by_q * q).sum(),
-        "query": traces(of_q, keys[0]) @ weight,
-        "query_position": (by_k * k).sum(),
-        "by_q": by_q,
-        "by_k": by_k,
-    }
+    mean, slope = (each[:, :, None] for each in np.split(q, 2, axis=1))  # (heads, buckets, 1, d)
+    return np.stack([mean @ seen[0] + slope @ seen[1], mean @ seen[1] + slope @ seen[2]])[..., 0, :]
+
+
+def _spread_of_means(means: MeanVectors, most: int) -> Array:
+    """(key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over each bucket."""
+    arcs, axes = means.cells.arcs, means.axes
+    if arcs is None:
+        k = means.k[:, None]
+        return np.asarray(k.swapaxes(2, 3) @ (axes.seen.among_keys @ k))
+    seen = axes.on_grid(most)
+    blocks = in_blocks(len(means.k), 8 * len(seen.grid) * means.k.shape[2])
+    return np.concatenate([seen_covariance(curve(means.k, arcs[1], keys, seen.grid), seen) for keys in blocks])
 
 
 def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
@@ -168,30 +171,32 @@ def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
     Without arcs the variance is exact; with them it is that of at most so many positions. The rise is of the lines.
     """
     axes, q, k = means.axes, means.q, means.k
-    heads, buckets = len(q), len(axes.weight)
+    heads, buckets = axes.weights.shape
     dots = q @ k[axes.which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
-    four = np.concatenate([dots[:, :buckets], dots[:, buckets:]], axis=2).transpose(1, 0, 2)  # (buckets, heads, 4 b)
-    late = (four * axes.seen.late[:, None]).sum(axis=2)
-    share = float(axes.weight @ axes.seen.late_share)
-    rise = axes.weight @ late / share if share > 0 else np.full(heads, np.nan)
-    if means.cells.arcs is None:
-        variance = ((four @ axes.seen.variance) * four).sum(axis=2)  # (buckets, heads)
-        return axes.weight @ variance, np.asarray(rise)
-    return _curved(means, axes.on_grid(most)), np.asarray(rise)
+    four = np.concatenate([dots[:, :buckets], dots[:, buckets:]], axis=2)  # (heads, buckets, 4 buckets)
+    late = (axes.weights * (four * axes.seen.late).sum(axis=2)).sum(axis=1)
+    share = axes.weights @ axes.seen.late_share
+    rise = np.divide(late, share, out=np.full(heads, np.nan), where=share > 0)
+    if means.cells.arcs is not None:
+        return _curved(means, axes.on_grid(most)), rise
+    by_bucket = four.swapaxes(0, 1)
+    variance = ((by_bucket @ axes.seen.variance) * by_bucket).sum(axis=2).T
+    return (axes.weights * variance).sum(axis=1), rise
 
 
 def _curved(means: MeanVectors, seen: Seen) -> Array:
     """(heads,): the variance of the mean score over seen keys, of lines with arcs."""
     assert means.cells.arcs is not None
-    (of_q, of_k), variances = means.cells.arcs, np.zeros(len(means.q))
-    for key in range(len(means.k)):
-        heads = np.flatnonzero(means.axes.which == key)
-        q = [curve(means.q, of_q, int(head), seen.grid) for head in heads]
-        variances[heads] = seen_variance(q, curve(means.k, of_k, key, seen.grid), seen)
-    return variances
+    (of_q, of_k), variances = means.cells.arcs, np.empty(means.axes.weights.shape)
+    k = curve(means.k, of_k, slice(None), seen.grid)
+    for heads in in_blocks(len(variances), k[0].nbytes):
+        q = curve(means.q, of_q, heads, seen.grid)
+        keys, which = np.unique(means.axes.which[heads], return_inverse=True)
+        variances[heads] = seen_variance(q, k[keys], which.astype(np.intp), seen)
+    return np.asarray((means.axes.weights * variances).sum(axis=1))
 
 
 def traces(one: Array, other: Array) -> Array:
     """tr(AB) of each of several matrices; B is symmetric."""
-    count = len(one)
-    return np.asarray((one.reshape(count, 1, -1) @ other.reshape(count, -1, 1)).ravel())
+    flat = (*one.shape[:-2], -1)
+    return np.asarray(np.einsum("...i,...i->...", one.reshape(flat), other.reshape(flat)))

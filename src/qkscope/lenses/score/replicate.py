@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from qkscope.lenses.score.arcs import Arcs
 from qkscope.lenses.score.curves import COARSE
 from qkscope.lenses.score.lines import cells_of, mean_residual, residuals, window_keys
-from qkscope.lenses.score.parts import MeanVectors, Split, SplitAxes, exact_split, means_of, of_means, traces
+from qkscope.lenses.score.parts import (
+    MeanVectors,
+    Split,
+    SplitAxes,
+    exact_split,
+    lines_with,
+    means_of,
+    of_means,
+    seen_residuals,
+    traces,
+)
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics
 
@@ -35,32 +45,25 @@ class WholeLayer:
 
 
 def whole_layer(sums: LayerSums) -> WholeLayer:
-    """The split of all documents."""
+    """The split of all documents, and its derivatives."""
     cells = cells_of(sums)
     means = means_of(sums, cells)
-    split, parts = exact_split(cells, means)
-    axes = means.axes
-    mean_q, seen_q = _weighted(means, np.stack([axes.weight, axes.residual[0]]))
+    axes, left = means.axes, residuals(cells.q, cells.arcs and cells.arcs[0])
+    keys, weight = seen_residuals(cells, axes), axes.weight
+    lines = zip(axes.which, left, strict=True)
     return WholeLayer(
         means=means,
-        split=split,
+        split=exact_split(cells, means),
         coarse=of_means(means, COARSE)[0],
-        by_q=parts["by_q"],
-        by_k=parts["by_k"],
-        mean_q=mean_q,
-        seen_q=seen_q,
-        of_q=_weighted(means, (axes.weight[:, None] * axes.seen.residual[0]).T).swapaxes(0, 1),
-        keys=parts["keys"],
+        by_q=np.concatenate(list(weight[:, None] * lines_with(means.q, keys[:, axes.which])), axis=1),
+        by_k=np.stack([np.tensordot(weight, axes.seen.among_keys @ means.k[key] @ of_q, 1) for key, of_q in lines]),
+        mean_q=_over_buckets(weight, left),
+        seen_q=_over_buckets(axes.residual[0], left),
+        of_q=np.stack([np.tensordot((weight[:, None] * axes.seen.residual[0]).T, of_q, 1) for of_q in left]),
+        keys=keys[0],
         residual_q=_left(sums.q, cells.q, cells.arcs and cells.arcs[0]),
         residual_k=_left(window_keys(sums), cells.k, cells.arcs and cells.arcs[1]),
     )
-
-
-def _weighted(means: MeanVectors, weights: Array) -> Array:
-    """(weights, heads, d, d): the queries' residual covariances, added up over buckets with each of these weights."""
-    cells = means.cells
-    of = [residuals(cells.q, cells.arcs and cells.arcs[0], head) for head in range(len(cells.q.n))]
-    return np.stack([np.tensordot(weights, left, axes=1) for left in of], axis=1)
 
 
 def _left(window: Statistics, buckets: Statistics, arcs: Arcs | None) -> Array:

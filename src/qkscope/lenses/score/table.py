@@ -125,7 +125,12 @@ TITLES = {
 PART_COLORS = dict(zip(SHARES, ("#6d28d9", "#c4b5fd", AMBER, "#99d5cf"), strict=True))
 MEASURES = tuple(replace(each, color=PART_COLORS.get(each.name, "")) for each in titled(COLUMNS, TITLES))
 TABLE = HeadTable(
-    FILE, MEASURES, score, own_buckets=True, by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3])
+    FILE,
+    MEASURES,
+    score,
+    stackable=True,
+    own_buckets=True,
+    by_category=(POSITION, LINE_SHARES[0], QUERY, LINE_SHARES[3]),
 )
 
 
