@@ -156,11 +156,24 @@ def test_a_model_that_fails_is_a_qkscope_error(model):
         ({"sample": 0}, "sample should be"),
         ({"sample": 3, "seed": "x"}, "seed should be"),
         ({"model": 5}, "model is the name"),
+        ({"lens": "norm"}, "there is no lens 'norm' that moments are enough for; did you mean 'norms'"),
+        ({"lens": "ablation"}, "there is no lens 'ablation'"),
     ],
 )
 def test_analyze_refuses(moments, arguments, message):
     with pytest.raises(InputError, match=message):
         qkscope.analyze(moments, **arguments)
+
+
+def test_a_lens_alone_has_the_numbers_of_the_joint_table(moments):
+    """Root mean square lengths, against the second moments themselves."""
+    alone = qkscope.analyze(moments, "norms").set_index(["window", "layer", "head"])
+    assert {"rms_q", "rms_q_se", "logit_std"} & set(alone.columns) >= {"rms_q", "rms_q_se"}
+    own = alone.xs(moments.layout.context)
+    for layer in moments.layers:
+        of_window = moments.window(layer, "q").statistics(moments.layout.scale)
+        squares = (of_window.mean_x**2).sum(axis=1) + of_window.cov_xx.trace(axis1=1, axis2=2)
+        assert own.loc[layer, "rms_q"].to_numpy() == pytest.approx(squares**0.5)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
     from qkscope.report.results import StudyResults
+    from qkscope.study.rows import RowSettings
 
 LONGEST, MOST_BUCKETS, MOST_GROUPS = 2**24, 1024, 256  # as in a study
 
@@ -202,6 +203,7 @@ def _text(text: Any, number: int) -> str:
 
 def analyze(
     moments: Moments | Path | str,
+    lens: str | None = None,
     *,
     model: str = "model",
     window: int | None = None,
@@ -210,14 +212,16 @@ def analyze(
     sample: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """The table of method section 2 from moments (or a moments file): r_q, r_k, explained variance per component.
+    """The measures of a lens from moments (or a moments file), with standard errors: one row per head and window.
 
-    `window` takes the first so many positions, `skip_positions` leaves out the first: 1 for attention sinks. Both must
-    be edges of the moments' buckets (`moments.layout.edges`).
+    Without `lens`, the table of method section 2: r_q, r_k, explained variance per component. `window` takes the first
+    so many positions, `skip_positions` leaves out the first: 1 for attention sinks. Both must be edges of the moments'
+    buckets (`moments.layout.edges`).
     """
     from qkscope.lenses.position import qk_table
     from qkscope.moments.moments import Moments
     from qkscope.study.heads import HeadSample
+    from qkscope.study.rows import RowSettings
 
     if not isinstance(moments, Moments | PathLike | str):
         raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")
@@ -233,7 +237,24 @@ def analyze(
         else HeadSample(whole_argument("sample", sample, 1), whole_argument("seed", seed, -(2**63)))
     )
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
-    return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+    if lens is None:
+        return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
+    return _lens_table(loaded, lens, RowSettings(own=window, components=components, heads=heads, skip=skip), model)
+
+
+def _lens_table(moments: Moments, name: str, settings: RowSettings, model: str) -> pd.DataFrame:
+    """The rows per head of a lens, or those of its first table where it has none of that kind."""
+    from qkscope.lenses.registry import registered
+    from qkscope.lenses.rows import checkpoint_rows
+    from qkscope.results.schema import HEADS
+    from qkscope.text import closest
+
+    by_name = {each.name: [table for table in each.tables if table.rows is not None] for each in registered()}
+    known = [each for each, tables in by_name.items() if tables]
+    if name not in known:
+        raise InputError(f"there is no lens {name!r} that moments are enough for{closest(name, known)}")
+    rows = checkpoint_rows(moments, by_name[name], settings, model=model)
+    return rows[HEADS if HEADS in rows else next(iter(rows))]
 
 
 def load(source: Path | str | Moments | Mapping[str, Moments]) -> StudyResults:

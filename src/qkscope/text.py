@@ -1,5 +1,8 @@
 """Words that every part of the package shares."""
 
+import difflib
+from collections.abc import Sequence
+
 
 def counted(n: int, noun: str, plural: str | None = None) -> str:
     """`1 document`, `3 documents`, `1,200 heads`; the plural where it is not the noun with an s."""
@@ -39,3 +42,10 @@ def visible(text: str) -> str:
 def visible_line(line: str) -> str:
     """One line, in which line ends are spelled out too."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def closest(name: str, known: Sequence[object]) -> str:
+    """The end of a message about an unknown name: `; did you mean 'norms'?`, or the names that there are."""
+    texts = [str(each) for each in known]
+    close = difflib.get_close_matches(name, texts, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(texts)}"

@@ -6,7 +6,6 @@ results.heads(), results.means("r_q", "ap"), results.figure("norms"), results.pa
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from qkscope.lenses.long_tables import changes_table, means_table
 from qkscope.lenses.views import Results, WindowView, build_tables, summary_file
 from qkscope.results.folder import MOMENTS_SUFFIX, plain_name
 from qkscope.results.read import load_results
+from qkscope.text import closest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ class StudyResults(Results):
         rows = at.find(name)
         if rows is None:
             known = [*(summary_file(each.name, at.common).removesuffix(".csv") for each in at.summaries()), *at.tables]
-            raise InputError(f"{self.folder} has no table {name!r}{_closest(name, known)}")
+            raise InputError(f"{self.folder} has no table {name!r}{closest(name, known)}")
         return rows.copy()
 
     def figure(self, name: str) -> Figure:
@@ -115,14 +115,14 @@ class StudyResults(Results):
         here = None if rows is None else rows[rows["window"] == window]
         if here is None or here.empty:
             known = [] if rows is None else sorted({int(each) for each in rows["window"]})
-            raise InputError(f"{self.folder} was not measured at a window of {window}{_listed(known)}")
+            raise InputError(f"{self.folder} was not measured at a window of {window}{closest(str(window), known)}")
         # Copied into a block per type: pandas is slow, and warns, where each of hundreds of columns is a block.
         return self.own.derived(here.reset_index(drop=True).copy())
 
     def _known(self, measures: tuple[str, ...]) -> tuple[str, ...] | None:
         for name in measures:
             if not self.own.panel.has(name):
-                raise InputError(f"{self.folder} has no measure {name!r}{_closest(name, self.own.mean_measures)}")
+                raise InputError(f"{self.folder} has no measure {name!r}{closest(name, self.own.mean_measures)}")
         return measures or None
 
     def _drawable(self, name: str) -> Declared:
@@ -131,7 +131,7 @@ class StudyResults(Results):
         for figure in drawable(self):
             if figure.name == name:
                 return figure
-        raise InputError(f"{self.folder} has no figure {name!r}{_closest(name, self.figures)}")
+        raise InputError(f"{self.folder} has no figure {name!r}{closest(name, self.figures)}")
 
     def _view(self, window: str | int, common: bool) -> WindowView:
         if window not in (OWN, COMMON):
@@ -179,12 +179,3 @@ def _analyzed(moments: Mapping[str, Moments]) -> tuple[TemporaryDirectory[str], 
     folder.mkdir()
     analyze_in_memory(moments, folder)
     return temporary, folder
-
-
-def _closest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else _listed(known)
-
-
-def _listed(known: list[str] | list[int]) -> str:
-    return f"; there are {', '.join(map(str, known))}"
