@@ -47,9 +47,9 @@ def for_readers(keys: NDArray[Any], which: NDArray[np.intp]) -> NDArray[Any]:
     return keys if np.array_equal(which, np.repeat(np.arange(len(keys)), readers)) else keys[which]
 
 
-def in_blocks(count: int, size: int) -> Iterator[slice]:
-    """Slices of `count` heads of so many bytes each, as many at a time as are fast."""
-    most = max(1, MOST_BYTES // max(size, 1))
+def in_blocks(count: int, size: int, together: int = 1) -> Iterator[slice]:
+    """Slices of `count` heads of so many bytes each, as many at a time as are fast: a multiple of those `together`."""
+    most = max(1, MOST_BYTES // max(size * together, 1)) * together
     return (slice(start, min(start + most, count)) for start in range(0, count, most))
 
 

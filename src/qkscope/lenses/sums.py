@@ -264,6 +264,8 @@ class LayerSums:
 
     @cached_property
     def _bucket_means(self) -> dict[Kind, BucketMeans]:
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack._bucket_means)
         q, k = self._entries["q"], self._entries["k"][self.distinct_keys[1]]
         return {"q": self._every_head["q"].take(q), "k": self._every_head["k"].take(k)}
 
@@ -295,12 +297,16 @@ class LayerSums:
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack.q_before)
         of_layer = self._before["q"]
         return None if of_layer is None else of_layer.take(self._entries["q"])
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
+        if self.within is not None:
+            return self._of_stack(lambda stack: stack.k_before)
         of_layer = self._before["k"]
         return None if of_layer is None else of_layer.take(self._entries["k"])
 

@@ -139,12 +139,9 @@ class PairsApart:
 
     def averaged(self, scores: Array, tokens: Array) -> Array:
         """The mean score of each place's pairs, by tokens: (heads, places); NaN where no pair has any."""
-        means = np.full((len(scores), len(self.distances)), np.nan)
-        for place in range(len(self.distances)):
-            chosen = (self.steps == place) & (tokens > 0)
-            if chosen.any():
-                means[:, place] = scores[:, chosen] @ tokens[chosen] / tokens[chosen].sum()
-        return means
+        weights = (self.steps.ravel()[:, None] == np.arange(len(self.distances))) * tokens.reshape(-1, 1)
+        total, count = scores.reshape(len(scores), -1) @ weights, weights.sum(axis=0)
+        return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
 
 
 @lru_cache(maxsize=16)
@@ -177,12 +174,18 @@ def _measured_scores(sums: LayerSums) -> tuple[Array, Array]:
 def _turned_scores(rest: LayerAtRest, apart: PairsApart) -> Array:
     """The mean score of each pair of buckets under RoPE alone: (heads, buckets, buckets)."""
     planes = rest.q.planes
-    first = np.stack([turning(planes, Positions.window(right, left)).first for left, right in pairwise(apart.edges)])
-    products = first.conj()[:, None, :] * first  # (query's bucket, key's bucket, planes)
+    products = _turns_apart(planes, apart.edges)
     stay = slice(2 * planes.count, None)
     still = (rest.q.mean[0][:, stay] * rest.k.mean[0][rest.keys][:, stay]).sum(axis=1)
     turned = np.tensordot(plane_products(rest), products, axes=(1, 2)).real
     return np.asarray(turned + still[:, None, None])
+
+
+@lru_cache(maxsize=16)
+def _turns_apart(planes: Planes, edges: tuple[int, ...]) -> Complex:
+    """(query's bucket, key's bucket, planes): what RoPE makes of a product of means, averaged over both buckets."""
+    first = np.stack([turning(planes, Positions.window(right, left)).first for left, right in pairwise(edges)])
+    return np.asarray(first.conj()[:, None, :] * first)
 
 
 @dataclass(frozen=True)

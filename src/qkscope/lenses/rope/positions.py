@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -39,20 +40,7 @@ class Positions:
 
         None where there are no tokens. Documents that end within a window leave its later buckets emptier.
         """
-        ranges: list[tuple[int, int]] = []
-        counts: list[float] = []
-        for (left, right), count in zip(pairwise(edges), tokens, strict=True):
-            left = max(left, start)
-            if count <= 0 or left >= right:
-                continue
-            if ranges and ranges[-1][1] == left:
-                before, length = counts[-1], ranges[-1][1] - ranges[-1][0]
-                if abs(count / (right - left) - before / length) <= EVEN * before / length:
-                    ranges[-1], counts[-1] = (ranges[-1][0], right), before + count
-                    continue
-            ranges.append((left, right))
-            counts.append(float(count))
-        return cls(tuple(ranges), tuple(count / sum(counts) for count in counts)) if ranges else None
+        return _filled(tuple(edges), tuple(tokens.tolist()), start)
 
     @property
     def sizes(self) -> Array:
@@ -74,6 +62,24 @@ class Positions:
         """Of the positions of all tokens."""
         within = (self.sizes**2 - 1) / 12
         return float(np.dot(self.shares, within + (self.middles - self.mean) ** 2))
+
+
+@lru_cache(maxsize=64)
+def _filled(edges: tuple[int, ...], tokens: tuple[float, ...], start: int) -> Positions | None:
+    ranges: list[tuple[int, int]] = []
+    counts: list[float] = []
+    for (left, right), count in zip(pairwise(edges), tokens, strict=True):
+        left = max(left, start)
+        if count <= 0 or left >= right:
+            continue
+        if ranges and ranges[-1][1] == left:
+            before, length = counts[-1], ranges[-1][1] - ranges[-1][0]
+            if abs(count / (right - left) - before / length) <= EVEN * before / length:
+                ranges[-1], counts[-1] = (ranges[-1][0], right), before + count
+                continue
+        ranges.append((left, right))
+        counts.append(float(count))
+    return Positions(tuple(ranges), tuple(count / sum(counts) for count in counts)) if ranges else None
 
 
 def less_one(omega: Array, n: float) -> Array:

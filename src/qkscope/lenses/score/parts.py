@@ -189,7 +189,7 @@ def _curved(means: MeanVectors, seen: Seen) -> Array:
     assert means.cells.arcs is not None
     (of_q, of_k), variances = means.cells.arcs, np.empty(means.axes.weights.shape)
     k = curve(means.k, of_k, slice(None), seen.grid)
-    for heads in in_blocks(len(variances), k[0].nbytes):
+    for heads in in_blocks(len(variances), 2 * k[0].nbytes, len(variances) // len(k)):
         q = curve(means.q, of_q, heads, seen.grid)
         keys, which = np.unique(means.axes.which[heads], return_inverse=True)
         variances[heads] = seen_variance(q, k[keys], which.astype(np.intp), seen)
