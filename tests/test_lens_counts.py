@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lens_worlds import GROUPS, HEADS, NOPE, moments_of
+from lens_worlds import GROUPS, HEADS, KEYS, NOPE, moments_of
 from qkscope.lenses import sums as sums_module
 from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.registry import registered
@@ -89,13 +89,17 @@ def test_a_set_of_measures_is_computed_once_for_all_replicates(counted):
 
 def test_eigenproblems_of_a_layer_are_few_and_shared_by_lenses(counted):
     """The pool of each head: whole and without all groups at every window, small ones where squares are estimated, and
-    one for the directions of sketches. The rotated-mean prediction has one at both windows, and a small one of groups.
+    two for the directions of sketches, after rotation and before; those before are one more, of heads and key heads
+    together. The rotated-mean prediction has one at both windows, a small one of groups, and small ones of the sketches
+    before rotation, of queries and of keys.
     Read-outs of position take eigenvectors only where a direction is faint, which none is here."""
     _, eigenproblems, _ = counted
     shorter = [window for window in moments_of(0, OWN, layers=1, common=COMMON).layout.windows() if window < COMMON]
-    windows, predictions, pilots = 2 + len(shorter), 2, 1
+    windows, predictions, pilots = 2 + len(shorter), 2, 2
     assert eigenproblems == {
-        (HEADS,): LAYERS * (windows + predictions + pilots),
+        (HEADS,): LAYERS * (windows + predictions + predictions + pilots),
+        (KEYS,): LAYERS * predictions,
+        (HEADS + KEYS,): LAYERS,
         (HEADS * GROUPS,): LAYERS * windows,
         (HEADS, GROUPS): LAYERS * predictions,
     }
