@@ -25,6 +25,7 @@ from qkscope.run.options import Placement, VectorSample
 from qkscope.run.status import read_status
 from test_documents import byte_tokenizer
 from test_faults import overflowing
+from written import table_of
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own
 
@@ -110,8 +111,9 @@ def test_with_the_flag_the_tables_are_of_the_others_and_the_reason_is_recorded(
     good = [each for each in about["study"]["checkpoints"] if each["name"] != "bad"]
     chosen = [{key: each[key] for key in ("name", "model", "context")} for each in good]
     without = run_study(world(checkpoints=chosen, shard_tokens=128, batch_tokens=64), tmp_path / "without")
-    for table in ("qk.csv", "qk_common.csv", "qk_windows.csv"):
+    for table in ("qk.csv", "heads.csv"):
         assert (out / table).read_bytes() == (without / table).read_bytes()
+    pd.testing.assert_frame_equal(table_of(out, "replicates"), table_of(without, "replicates"))
 
 
 def test_it_is_said_loudly_and_the_exit_code_is_zero(three, tmp_path, capsys):

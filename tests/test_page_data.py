@@ -252,7 +252,7 @@ def test_comments_stay_in_the_package_and_texts_with_slashes_do_not(monkeypatch)
 def test_a_study_as_large_as_the_demo_stays_below_two_megabytes(grown_page):
     about, _ = embedded((grown_page / "report.html").read_text(encoding="utf-8"))
     assert len(about["checkpoints"]) * len(about["data"]["heads"]) * len(about["data"]["components"]) == 6400
-    assert set(about["data"]["detail"]["tables"]) == {"profile", "map", "kernel", "plasticity", "pairs"}
+    assert set(about["data"]["detail"]["tables"]) == {"profile", "map", "kernel", "planes", "plasticity", "pairs"}
     cards = 60_000  # which this page does not have: those of the demo take 40 KB
     assert (grown_page / "report.html").stat().st_size < 2_000_000 - cards
 

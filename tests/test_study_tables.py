@@ -29,7 +29,7 @@ HEADS = StudyTable("steps_heads.csv", STEPS.columns, STEPS.key, STEPS.texts, det
 def steps(study):
     """How many tokens before rotation the second entry has more than the first, at each choice of windows."""
     asked = {window for _, windows in study.windows for window in windows}
-    heads, (one, two) = pd.concat(study.head_table("qk.csv", asked)), study.entries
+    heads, (one, two) = pd.concat(study.head_table("qk", asked)), study.entries
     assert set(heads["window"]) <= asked
     rest = [entry.file.layer(0).unrotated["q"].n.sum() for entry in (one, two)]
     rows = [

@@ -104,7 +104,7 @@ def test_a_watch_makes_what_a_run_over_all_would_make_and_goes_on_after_deletion
     shutil.copytree(trained, run, dirs_exist_ok=True)
     whole = {key: value for key, value in settings().items() if key not in ("study", "documents", "groups")}
     run_study(world(**whole), tmp_path / "at-once")
-    for name in ("qk.csv", "replicates.csv"):
+    for name in ("qk.csv", "heads.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "at-once" / name).read_bytes()
     told = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"]
     assert [each["step"] for each in told] == [5, 20, 100]

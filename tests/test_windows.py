@@ -171,11 +171,11 @@ def test_the_page_draws_short_windows_with_their_errors_only(visit, tmp_path):
         assert view.locator("svg circle").count() == 4
         note = view.locator("figcaption").inner_text()
         assert "Smallest window with at least 1,000 tokens per head and 8 documents: 64 tokens." in note
-        assert "Shorter ones are drawn with their errors." in note
+        assert "Shorter windows are drawn with their errors." in note
         page.locator("#filters summary").click()
         page.get_by_label("unstable component").uncheck()  # no errors for a selection
         view.scroll_into_view_if_needed()
-        view.locator("figcaption", has_text="Shorter ones have no errors here and are left out.").wait_for()
+        view.locator("figcaption", has_text="Shorter windows have no errors here and are left out.").wait_for()
         assert view.locator("svg circle").count() == 2
 
 

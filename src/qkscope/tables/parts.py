@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -139,11 +139,11 @@ def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
             for data in _lines(parts, table):
                 file.write(data)
             return
-        writer: Any = None
-        for group in _row_groups(parts, table):
-            writer = writer or pq.ParquetWriter(file, group.schema, compression=COMPRESSION)
-            writer.write_table(group, row_group_size=max(1, len(group)))
-        writer.close()
+        groups = _row_groups(parts, table)
+        first = next(groups)
+        with pq.ParquetWriter(file, first.schema, compression=COMPRESSION) as writer:
+            for group in chain((first,), groups):
+                writer.write_table(group, row_group_size=max(1, len(group)))
 
 
 def is_joined(parts: Sequence[TablePart], table: str, path: Path) -> bool:
