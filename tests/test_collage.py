@@ -6,7 +6,7 @@ import pytest
 
 from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
-from qkscope.collage.points import Axes, CheckpointVectors, parse_heads
+from qkscope.collage import Axes, CheckpointVectors, parse_heads
 from qkscope.errors import InputError
 from qkscope.lenses.sample import distances
 from qkscope.validation.layout import stored_sample
@@ -110,7 +110,7 @@ def test_a_collage_is_drawn_and_its_outliers_are_named(kept_tokens, tmp_path, ca
     assert all(f"| 2 | {row.position} | {row.distance:.1f} |" in card for row in farthest_of(shown).itertuples())
     named = [line.split(" | ")[3] for line in card.splitlines() if line.startswith("| L")]
     assert set(named) == {"2"}  # of the other documents none is named
-    assert "Document 2 is in colour" in card
+    assert "Document 2 is in color" in card
 
 
 def test_what_cannot_be_drawn_is_said(kept_tokens, tmp_path, capsys):

@@ -14,7 +14,7 @@ import pytest
 from test_lens_rope_shown import folder_of
 
 import shared
-from qkscope.compare.two_runs import compare_heads
+from qkscope.compare.heads import compare_heads
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.claims.account import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling

@@ -43,8 +43,7 @@ def add_collage(commands: Any) -> None:
 
 def collage(options: argparse.Namespace) -> int:
     """`qkscope collage`."""
-    from qkscope.collage.points import Axes
-    from qkscope.collage.write import write_collage
+    from qkscope.collage import Axes, write_collage
 
     first, second = options.components
     if min(first, second) < 0 or first == second:

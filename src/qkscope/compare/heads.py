@@ -1,231 +1,224 @@
-"""What a head-by-head comparison of two runs says: the card, the note of the picture, the lines for a terminal."""
+"""Compare two runs head by head, number by number.
 
+Runs over the same documents differ by rounding only, so any difference beyond it counts. Runs over other documents
+differ by chance too: there a number differs only beyond so many standard errors of both sides that at most one in
+twenty of those called different is expected to be so by chance. Where the sign of a head is not known on either side,
+a flip is no difference: the reference is flipped, and such heads are counted.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from qkscope.compare.judge import MISSING
-from qkscope.compare.two_runs import HeadComparison
-from qkscope.compare.words import (
-    LISTED,
-    MEASURE_WORDS,
-    one_side,
-    records,
-    some_names,
-    tally_of,
-    three_decimals,
-    verdict_words,
-    worst_lines,
-    worst_section,
-)
-from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from qkscope.compare.judge import DIFFERS, Judged, judge
+from qkscope.compare.numbers import MEASURES
+from qkscope.compare.text import listed_names, quoted_names, window_note
+from qkscope.compare.tolerance import discovery_multiple
+from qkscope.errors import InputError
+from qkscope.lenses.base import error_name
+from qkscope.lenses.draws import KEY, replicate_groups
+from qkscope.lenses.head_measures import load_tables
+from qkscope.lenses.signs import is_turned, sign_unsure
+from qkscope.lenses.taxonomy.table import with_category
 from qkscope.results.read import Results
+from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats import significance
+from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.text import counted
-from qkscope.words.blocks import AnyBlock, Block, Code, Strong, TableBlock, heading, paragraph
-from qkscope.words.phrases import PATH_CHARACTERS, listed, shortened
 
-SHOWN = 24  # changed heads in the card; all are in the table
+CHANGED_COLUMNS = (
+    "model", "layer", "head", "category", "reference_category",
+    "r_q", "reference_r_q", "r_k", "reference_r_k", "explained_variance", "reference_explained_variance",
+    "sign_unknown", "unstable",
+)  # fmt: skip
+# Two runs over the same tokens differ by rounding only; correlations of one table are exact to about 1e-7.
+STRICT = 1e-6
 
-
-@dataclass(frozen=True)
-class HeadFacts:
-    """A run against another run."""
-
-    results: Results
-    other: Results
-    comparison: HeadComparison
+_SIGNED = ("r_q", "r_k")
 
 
-def head_note(facts: HeadFacts) -> str:
-    """The line under the picture's title."""
-    comparison = facts.comparison
-    models = comparison.pairs["model"].nunique()
-    return f"{counted(len(comparison.pairs), 'head')} at {counted(models, 'checkpoint')}, matched by layer and head"
+@dataclass(frozen=True, kw_only=True)
+class HeadComparison(Judged):
+    """Two runs head by head.
+
+    `pairs` has a row per head that both have, as the tables have it: `turned` says that the sign is not known and the
+    reference has to be flipped, `unstable` that the component is unstable on either side. `other_documents` are the
+    checkpoints that are known to have read other documents, where a number differs beyond `multiple` standard errors.
+    """
+
+    pairs: pd.DataFrame
+    tolerance: float
+    other_documents: tuple[str, ...] = ()
+    multiple: float | None = None
+    beyond_errors: tuple[int, int] | None = None  # numbers that differ significantly, of those that differ with errors
 
 
-def head_lines(facts: HeadFacts) -> list[str]:
-    """What the command line prints; the last line is the verdict."""
-    comparison = facts.comparison
-    lines = [
-        f"compared with {shortened(str(facts.other.source), 200)} head by head: {head_note(facts)}",
-        *_head_windows(facts),
+def compare_folders(mine: Results, other: Results, wanted: float | None) -> HeadComparison:
+    """Compare two results folders at native contexts; `other` is the reference."""
+    return compare_heads(
+        mine.heads,
+        mine.study.names,
+        other.heads,
+        other.study.names,
+        wanted,
+        other_documents=_other_documents(mine, other),
+        groups=min(_document_groups(run) for run in (mine, other)),
+    )
+
+
+def _document_groups(run: Results) -> int:
+    """The groups of documents behind a run's errors: those of its replicates, else those of its study."""
+    replicates = load_tables(run, [REPLICATES_CSV]).replicates
+    if replicates is not None and (groups := replicate_groups(replicates)):
+        return len(groups)
+    study = run.provenance.study
+    return max(FEWEST_GROUPS, 0 if study is None else study.groups or 0)
+
+
+def _other_documents(mine: Results, other: Results) -> list[str]:
+    """The checkpoints of both that are known to have read other documents."""
+    read = [
+        {
+            c.name: (c.record.corpus.fingerprint if c.record.corpus else None, c.record.documents)
+            for c in run.study.checkpoints
+        }
+        for run in (mine, other)
     ]
-    for measure, name in MEASURE_WORDS.items():
-        lines.append(f"{name}: {_spread(comparison, measure)}")
-    lines.append(_changed_words(comparison))
-    lines += _doubts(comparison)
-    lines += worst_lines(comparison.cells)
-    lines += one_side(comparison.only_results, comparison.only_reference) + _lonely(comparison)
-    return [*lines, verdict_words(comparison.reproduced, tally_of(comparison.cells), "number")]
+    shared = [name for name in read[0] if name in read[1] and None not in (*read[0][name], *read[1][name])]
+    return [name for name in shared if read[0][name] != read[1][name]]
 
 
-def _spread(comparison: HeadComparison, measure: str) -> str:
-    apart = comparison.cells.loc[comparison.cells["what"] == measure, "difference"].abs().dropna()
-    if apart.empty:
-        return "no head has it on both sides"
-    half, most, largest = (three_decimals(value) for value in (*apart.quantile([0.5, 0.95]), float(apart.max())))
-    return f"differences of median {half}, 95 % below {most}, largest {largest}"
+def compare_heads(
+    heads: pd.DataFrame,
+    names: Sequence[str],
+    other: pd.DataFrame,
+    other_names: Sequence[str],
+    wanted: float | None = None,
+    *,
+    other_documents: Collection[str] = (),
+    groups: int = FEWEST_GROUPS,
+) -> HeadComparison:
+    """Compare two tables of component 0; `other` is the reference. Raises InputError when they share no head.
+
+    `wanted` replaces every tolerance. `other_documents` are checkpoints that are known to have read other documents,
+    dealt into `groups`.
+    """
+    both = _side_by_side(heads, other, list(dict.fromkeys([*names, *other_names])))
+    pairs = both[both["side"] == "both"].drop(columns="side").reset_index(drop=True)
+    if pairs.empty:
+        raise InputError(
+            "nothing in common: heads are matched by checkpoint name, layer and head; the results have the "
+            f"checkpoints {quoted_names(names)}, the reference has {quoted_names(other_names)}"
+        )
+    allowed = STRICT if wanted is None else wanted
+    cells = pd.concat([_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
+    by_errors = (cells["model"].isin(list(other_documents)) & cells["error"].notna() & (wanted is None)).to_numpy()
+    multiple = None
+    if by_errors.any():
+        ratios = (cells["value"] - cells["reference"]).abs() / cells["error"]
+        multiple = discovery_multiple(ratios.to_numpy()[by_errors], groups)
+        cells["tolerance"] = np.where(by_errors, np.fmax(multiple * cells["error"], allowed), allowed)
+    judged = judge(cells)
+    beyond = _beyond_errors(judged, groups)
+    changed = pairs[pairs["category"] != pairs["reference_category"]].rename(columns={"turned": "sign_unknown"})
+    by_documents = tuple(name for name in names if name in set(cells.loc[by_errors, "model"]))
+    return HeadComparison(
+        cells=judged,
+        only_results=tuple(name for name in names if name not in set(other_names)),
+        only_reference=tuple(name for name in other_names if name not in set(names)),
+        noun="number",
+        tolerance_note=_tolerance_note(allowed, multiple, by_documents),
+        notes=tuple(_notes(pairs, len(changed), beyond)),
+        changed=changed[list(CHANGED_COLUMNS)].reset_index(drop=True),
+        pairs=pairs,
+        tolerance=allowed,
+        other_documents=by_documents,
+        multiple=multiple,
+        beyond_errors=beyond,
+    )
 
 
-def _doubts(comparison: HeadComparison) -> list[str]:
-    """Sentences about signs that are not known, unstable components, and significant differences."""
-    said, turned, unstable = [], int(comparison.pairs["turned"].sum()), int(comparison.pairs["unstable"].sum())
-    heads = len(comparison.pairs)
+def _side_by_side(heads: pd.DataFrame, other: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+    """The heads of both tables, `side` saying where each is, in the order of the checkpoints."""
+    one, two = (_needed_columns(table) for table in (heads, other))
+    renamed = {name: f"reference_{name}" for name in one.columns if name not in KEY}
+    both = one.merge(two.rename(columns=renamed), on=KEY, how="outer", indicator="side")
+    places = {name: i for i, name in enumerate(order)}
+    both = both.sort_values(KEY, key=lambda column: column.map(places) if column.name == "model" else column)
+    unsure = both["unsure"].eq(True) | both["reference_unsure"].eq(True)
+    unstable = both["unstable"].eq(1) | both["reference_unstable"].eq(1)
+    turned = is_turned(both["r_k"], both["reference_r_k"], unsure)
+    used = ["unsure", "reference_unsure", "reference_unstable"]
+    return both.assign(turned=turned, unstable=unstable).drop(columns=used)
+
+
+def _needed_columns(heads: pd.DataFrame) -> pd.DataFrame:
+    """What a comparison needs of a table, empty where it lacks it."""
+    errors = [error_name(measure) for measure in MEASURES]
+    columns = [*KEY, *MEASURES, *errors, "category", "window", "unstable"]
+    return with_category(heads).reindex(columns=columns).assign(unsure=sign_unsure(heads))
+
+
+def _cells(both: pd.DataFrame, measure: str, allowed: float) -> pd.DataFrame:
+    errors = [both[f"{side}{error_name(measure)}"].to_numpy(dtype=float) for side in ("", "reference_")]
+    reference, flipped = both[f"reference_{measure}"].to_numpy(dtype=float), both["turned"] & (measure in _SIGNED)
+    return pd.DataFrame(
+        {
+            "what": measure,
+            "model": both["model"],
+            "cell": "layer " + both["layer"].astype(str) + " head " + both["head"].astype(str),
+            "value": both[measure],
+            "reference": np.where(flipped, -reference, reference),
+            "error": np.hypot(*errors),
+            "tolerance": allowed,
+            "on_both": both["side"] == "both",
+            "sign_unknown": flipped,
+            "unstable": both["unstable"],
+        }
+    )
+
+
+def _beyond_errors(cells: pd.DataFrame, groups: int) -> tuple[int, int] | None:
+    if not cells["error"].notna().any():
+        return None
+    known = cells[(cells["verdict"] == DIFFERS) & cells["error"].notna()]
+    beyond: npt.NDArray[np.float64] = significance.is_significant(known["difference"], known["error"], groups - 1)
+    return int((beyond == 1).sum()), len(known)
+
+
+def _notes(pairs: pd.DataFrame, changed: int, beyond: tuple[int, int] | None) -> list[str]:
+    """Which heads were compared, and what makes their differences uncertain."""
+    heads, checkpoints = counted(len(pairs), "head"), counted(pairs["model"].nunique(), "checkpoint")
+    turned, unstable = int(pairs["turned"].sum()), int(pairs["unstable"].sum())
+    windows, others = (pairs.groupby("model", sort=False)[name].max() for name in ("window", "reference_window"))
+    notes = [
+        f"{heads} at {checkpoints}, matched by layer and head; {changed:,} changed category.",
+        *window_note(windows, others),
+    ]
     if turned:
-        said.append(
-            f"In {counted(turned, 'head')} of {heads:,} r_k has opposite signs, but r_q is so close to 0 that the sign "
-            "is not known: the reference is turned round there, and a flip alone is no difference."
+        notes.append(
+            f"{counted(turned, 'head')} of {len(pairs):,} have r_k of opposite signs but an r_q so close to 0 that the "
+            "sign is not known: the reference is flipped there."
         )
     if unstable:
-        has = "has" if unstable == 1 else "have"
-        said.append(
-            f"{counted(unstable, 'head')} of {heads:,} {has} an unstable component on either side: it may be another "
-            "direction there."
+        notes.append(f"{counted(unstable, 'head')} of {len(pairs):,} have an unstable component on either side.")
+    if beyond is not None and beyond[1]:
+        notes.append(
+            f"{beyond[0]:,} of {counted(beyond[1], 'different number')} with errors differ significantly (standard "
+            "errors over documents)."
         )
-    if (beyond := comparison.beyond_errors) is not None and beyond[1]:
-        said.append(
-            f"Of {counted(beyond[1], 'different number')} with errors, {beyond[0]:,} differ significantly "
-            "(standard errors over documents)."
+    return notes
+
+
+def _tolerance_note(allowed: float, multiple: float | None, other_documents: Sequence[str]) -> str:
+    note = f"A number is reproduced when it differs by at most {allowed:g}."
+    if multiple is not None:
+        note += (
+            f" At {listed_names(other_documents)} both sides read other documents: there it may differ by "
+            f"{multiple:.1f} standard errors over documents, so that at most {100 * significance.LEVEL:g}% of the "
+            "numbers beyond are expected to be there by chance (Benjamini and Hochberg)."
         )
-    return said
-
-
-def _changed_words(comparison: HeadComparison) -> str:
-    if comparison.changed.empty:
-        return "No head changed category."
-    return f"{counted(len(comparison.changed), 'head')} of {len(comparison.pairs):,} changed category."
-
-
-def _lonely(comparison: HeadComparison) -> list[str]:
-    """Heads that one side lacks at checkpoints that both have."""
-    shared = set(comparison.pairs["model"])
-    rows = comparison.cells[(comparison.cells["verdict"] == MISSING) & comparison.cells["model"].isin(shared)]
-    rows = rows[rows["what"] == "r_q"]
-    if rows.empty:
-        return []
-    here = comparison.cells["model"].isin(shared) & (comparison.cells["what"] == "r_q")
-    return [
-        f"{counted(len(rows), 'head')} of {int(here.sum()):,} at shared checkpoints were measured on one side only."
-    ]
-
-
-def _head_windows(facts: HeadFacts) -> list[str]:
-    windows = facts.comparison.pairs.groupby("model", sort=False)[["window", "reference_window"]].max().dropna()
-    other = windows[windows["window"] != windows["reference_window"]]
-    if other.empty:
-        return []
-    places = [
-        f"{shortened(str(model))} ({int(row['window']):,} tokens against {int(row['reference_window']):,})"
-        for model, row in other.head(LISTED).iterrows()
-    ]
-    more = [f"{len(other) - LISTED} more"] if len(other) > LISTED else []
-    return [f"Measured at different windows: {listed([*places, *more])}; r depends on the window."]
-
-
-def head_card(facts: HeadFacts) -> list[AnyBlock]:
-    """The README of the comparison."""
-    comparison = facts.comparison
-    doubts = [shortened(text, 400) for text in _doubts(comparison)]
-    missing = one_side(comparison.only_results, comparison.only_reference) + _lonely(comparison)
-    return [
-        heading(1, f"{shortened(facts.results.study.title)}: compared head by head"),
-        paragraph(Strong(verdict_words(comparison.reproduced, tally_of(comparison.cells), "number"))),
-        *_agreement_table(comparison),
-        heading(2, "What was compared"),
-        _what_was_compared(facts),
-        heading(2, "Largest differences"),
-        *worst_section(comparison.cells),
-        *([paragraph(" ".join(doubts))] if doubts else []),
-        heading(2, "Heads that changed category"),
-        *_changed_table(comparison),
-        heading(2, "What is missing"),
-        paragraph(" ".join(missing) or "Nothing: both have the same heads."),
-        heading(2, "Tolerances"),
-        paragraph(
-            f"A number counts as reproduced when it differs by at most {comparison.tolerance:g}."
-            f"{_other_documents(comparison)} A correlation that exists on neither side agrees; one that exists on one "
-            "side only differs. Categories follow from the correlations and do not enter the verdict on their own."
-        ),
-        heading(2, "Files"),
-        _files(),
-    ]
-
-
-def _what_was_compared(facts: HeadFacts) -> Block:
-    pairs = facts.comparison.pairs
-    return paragraph(
-        "This run is ",
-        Code(shortened(str(facts.results.source), PATH_CHARACTERS)),
-        ", the reference is ",
-        Code(shortened(str(facts.other.source), PATH_CHARACTERS)),
-        f". Heads are matched by checkpoint name, layer and head: {counted(len(pairs), 'head')} at "
-        f"{counted(pairs['model'].nunique(), 'checkpoint')}. Differences are this run minus the reference.",
-        *(f"\n{text}" for text in _head_windows(facts)),
-    )
-
-
-def _files() -> Block:
-    return paragraph(
-        Code(COMPARISON_CSV),
-        " has every number of every head (",
-        Code("error"),
-        " is the standard error of the difference, ",
-        Code("sign_unknown"),
-        " says that the reference was turned round), ",
-        Code(CHANGED_HEADS_CSV),
-        " the heads that changed category, ",
-        Code(COMPARISON_PNG),
-        " and ",
-        Code(COMPARISON_SVG),
-        " show them.",
-    )
-
-
-def _other_documents(comparison: HeadComparison) -> str:
-    """How far numbers from other documents may be apart."""
-    if comparison.multiple is None:
-        return ""
-    return (
-        f" At {some_names(comparison.other_documents)} both sides read other documents: there a number may differ "
-        f"by {comparison.multiple:.1f} standard errors over documents, chosen so that at most "
-        f"{100 * significance.LEVEL:g}% of those beyond are expected to be there by chance (Benjamini and Hochberg)."
-    )
-
-
-def _agreement_table(comparison: HeadComparison) -> list[AnyBlock]:
-    """A row per checkpoint: median, 95 % and largest of each measure's absolute differences, and correlations."""
-    rows = []
-    for model, group in comparison.agreement.groupby("model", sort=False):
-        measures = {row["measure"]: row for row in records(group)}
-        parts = [" / ".join(three_decimals(measures[m][q]) for q in ("median", "p95", "max")) for m in MEASURE_WORDS]
-        together = " / ".join(three_decimals(measures[m]["correlation"]) for m in MEASURE_WORDS)
-        heads = int((comparison.pairs["model"] == model).sum())
-        changed = int((comparison.changed["model"] == model).sum())
-        rows.append([shortened(str(model)), f"{heads:,}", *parts, together, f"{changed:,}"])
-    return [
-        paragraph(
-            "Absolute differences are given as median / 95 % of heads below / largest; the correlations are those of "
-            "r_q, r_k and explained variance over heads."
-        ),
-        TableBlock(("checkpoint", "heads", *MEASURE_WORDS.values(), "correlations", "changed category"), rows),
-    ]
-
-
-def _changed_table(comparison: HeadComparison) -> list[AnyBlock]:
-    if comparison.changed.empty:
-        return [paragraph("None.")]
-    rows = [
-        (
-            shortened(row["model"]),
-            str(row["layer"]),
-            str(row["head"]),
-            row["reference_category"],
-            row["category"],
-            f"{three_decimals(row['reference_r_q'])} → {three_decimals(row['r_q'])}",
-            f"{three_decimals(row['reference_r_k'])} → {three_decimals(row['r_k'])}",
-        )
-        for row in records(comparison.changed.head(SHOWN))
-    ]
-    table = TableBlock(("checkpoint", "layer", "head", "reference", "this run", "r_q", "r_k"), rows)
-    more = len(comparison.changed) - SHOWN
-    rest = [paragraph(f"The other {more:,} are in ", Code(CHANGED_HEADS_CSV), ".")] if more > 0 else []
-    return [paragraph(_changed_words(comparison)), table, *rest]
+    return f"{note} Categories follow from the correlations and do not enter the verdict."

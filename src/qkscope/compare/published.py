@@ -1,243 +1,298 @@
-"""What a comparison with a published study says: the card, the note of the picture, the lines for a terminal."""
+"""Compare a run with a published study, number by number.
 
-from dataclasses import dataclass
+A published study left aggregates, so the run is reduced to the same ones over the same heads: the published sample,
+also where the run measured every head. A number counts as measured only if all heads behind it were.
+"""
 
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from qkscope.compare import tolerance as tolerances
-from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, PublishedComparison
-from qkscope.compare.lenses import LENS_MEANS
+from qkscope.compare import tolerance
+from qkscope.compare.judge import Judged, judge
+from qkscope.compare.numbers import NUMBERS, SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
 from qkscope.compare.references import PublishedReference
-from qkscope.compare.words import (
-    LISTED,
-    one_side,
-    records,
-    some_names,
-    spelled,
-    tally_of,
-    verdict_words,
-    worst_lines,
-    worst_section,
-)
-from qkscope.results.folder import COMPARISON_CSV, COMPARISON_PNG, COMPARISON_SVG
-from qkscope.results.read import Results
-from qkscope.text import counted
-from qkscope.words.blocks import AnyBlock, Block, Code, OwnWords, Run, Strong, TableBlock, heading, paragraph
-from qkscope.words.phrases import PATH_CHARACTERS, listed, percent, shortened
+from qkscope.compare.text import listed_names, quoted_names, span, window_note
+from qkscope.compare.tolerance import Noise
+from qkscope.errors import InputError
+from qkscope.layers import LayerFacts
+from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import UNDEFINED
+from qkscope.lenses.depth_axis import depth_bins
+from qkscope.lenses.draws import drawn_heads
+from qkscope.lenses.head_measures import find_measure, heads_with_measures, join_columns, load_tables
+from qkscope.lenses.heads import HeadSample, choose_heads
+from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE
+from qkscope.lenses.plasticity.published import BUCKETS, MISSING
+from qkscope.lenses.plasticity.sampled import PUBLISHED
+from qkscope.lenses.taxonomy.table import with_category
+from qkscope.results.read import Results, read_study_table
+from qkscope.results.schema import REPLICATES_CSV, depth_of_layers
 
-_TABLES = {
-    "trajectory": "means by checkpoint",
-    "heatmap_rq": "mean r_q by depth",
-    "heatmap_rk": "mean r_k by depth",
-    "taxonomy": "heads per category",
-    **{name: lens.title for name, lens in LENS_MEANS.items()},
-}
+_SPREAD = ("rotated.alpha_q", "rotated.r_q_a")  # the queries' spread along the axis follows from these
+_PLACES = f"{SAMPLED}.places"  # query buckets that the sampled vectors fill
+MeanError = Callable[[str, str], float]  # of the mean of `table.column` over the heads of a checkpoint
 
 
-@dataclass(frozen=True)
-class PublishedFacts:
-    """A run against a publication."""
+def compare_folder_with_published(results: Results, reference: PublishedReference, wanted: float | None) -> Judged:
+    """Compare a results folder, each checkpoint at its native context; `wanted` replaces every tolerance."""
+    at = load_tables(results, ["rotated.csv", REPLICATES_CSV])
+    columns = [number.column for number in NUMBERS.values() if number.column.startswith("rotated.")]
+    heads = heads_with_measures(at, list(dict.fromkeys([*columns, *_SPREAD])))
+    sampled = _read_sampled_plasticity(results)
+    if sampled is not None:
+        heads = join_columns(heads, sampled, SAMPLED, [*SAMPLED_COLUMNS, "places"])
+    sample = published_sample(reference)
+    measured, in_sample = (each.groupby("model").size() for each in (heads, _in_sample(heads, sample, reference)))
 
-    results: Results
-    reference: PublishedReference
-    comparison: PublishedComparison
-    tolerance: float | None
+    def mean_error(name: str, model: str) -> float:
+        """From the layers' means without each group of documents, which are over all heads that were measured."""
+        found = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
+        return math.nan if found is None else found[0].error(found[1], model)
+
+    draws = list(drawn_heads(at.heads, at.replicates))
+    return compare_with_published(heads, results.study.names, reference, wanted, draws, mean_error)
+
+
+def _read_sampled_plasticity(results: Results) -> pd.DataFrame | None:
+    """The heads' rows by the published protocol at native contexts; None where no pairs were drawn.
+
+    The closed form of `plasticity.csv` is another estimator, and is not comparable with published numbers.
+    """
+    key = ("model", "layer", "head", "window", "estimator")
+    texts = ("model", "estimator", "rotary", "attention", "errors")
+    table = read_study_table(results, SAMPLED_FILE, [*SAMPLED_COLUMNS, "places"], key, texts)
+    if table is None:
+        return None
+    windows = results.heads.groupby("model")["window"].max()
+    return table[(table["window"] == table["model"].map(windows)) & (table["estimator"] == PUBLISHED)]
+
+
+def compare_with_published(
+    heads: pd.DataFrame,
+    names: Sequence[str],
+    reference: PublishedReference,
+    wanted: float | None = None,
+    draws: Sequence[pd.DataFrame] = (),
+    mean_error: MeanError = lambda name, model: math.nan,
+) -> Judged:
+    """Compare heads with a published study; `names` are their checkpoints.
+
+    `heads` are those of component 0 with the columns of other tables, `draws` the same heads as other documents would
+    have given them. Tables of which the heads have no numbers are left out, and a note says so. `wanted` replaces every
+    tolerance: an absolute difference of correlations and shares, a share of the heads for numbers of heads, a share of
+    the number itself for slopes and means. Raises InputError when no published number can be compared.
+    """
+    run = _Run(heads, names, reference, wanted, draws, mean_error)
+    cells = pd.concat([run.cells(table) for table in run.tables], ignore_index=True)
+    if not cells["on_both"].any():
+        raise InputError(_nothing_in_common(names, run.kept, reference))
+    absent = [
+        f"{len(reference.tables[table.name]) * len(table.numbers)} published {table.title} are not compared: "
+        f"{table.absent}."
+        for table in run.left_out
+    ]
+    only_results = tuple(name for name in names if name not in set(reference.names))
+    return Judged(
+        cells=judge(cells),
+        only_results=only_results,
+        only_reference=tuple(name for name in reference.names if name not in set(names)),
+        noun="published number",
+        tolerance_note=run.tolerance_note,
+        notes=(*_notes(heads, run.kept, reference), *absent),
+        uncounted=only_results,
+    )
+
+
+class _Run:
+    """The run's heads in the published sample, and the numbers, errors and tolerances that follow from them."""
+
+    def __init__(
+        self,
+        heads: pd.DataFrame,
+        names: Sequence[str],
+        reference: PublishedReference,
+        wanted: float | None,
+        draws: Sequence[pd.DataFrame],
+        mean_error: MeanError,
+    ) -> None:
+        self.sample = published_sample(reference)
+        self.kept = with_category(_in_sample(heads, self.sample, reference))
+        self.drawn = [with_category(_in_sample(draw, self.sample, reference)) for draw in draws]
+        self.models = [*reference.names, *(name for name in names if name not in set(reference.names))]
+        self.reference, self.wanted, self.mean_error = reference, wanted, mean_error
+        published = [table for table in TABLES if table.name in reference.tables]
+        self.tables = [table for table in published if not table.absent or _has_numbers(table, self.kept)]
+        self.left_out = [table for table in published if table not in self.tables]
+        self.numbers = len(reference.checkpoints) * sum(len(table.numbers) for table in self.tables)
+        self.multiple = tolerance.critical_value(self.numbers)
+        self.by_model = {str(model): rows for model, rows in self.kept.groupby("model")}
+        self.counts = {model: tolerance.count_noise(rows, reference.tokens) for model, rows in self.by_model.items()}
+        self.spreads = _query_spreads(self.kept)
+
+    def cells(self, table: NumberTable) -> pd.DataFrame:
+        """A row per checkpoint and number, checkpoint by checkpoint."""
+        is_lens = table.errors != "draws"
+        measured = self.kept[self.kept[table.columns].notna().any(axis=1)] if is_lens else self.kept
+        published = self._published(table).reindex(self.models)
+        parts = []
+        for number in table.numbers:
+            counts = number.heads(measured).groupby("model").size().reindex(self.models)
+            complete = counts == len(number.heads(self.sample))
+            value, reference = number.over(self.kept).reindex(self.models).where(complete), published[number.cell]
+            error = pd.Series(self._error(table, number), index=self.models).where(value.notna())
+            allowed = [self._tolerance(table, number, row, error[str(model)]) for model, row in published.iterrows()]
+            # A correlation may be undefined; a number of a lens without a value was not measured.
+            known = (value.notna() if is_lens else complete) & reference.notna() & ~np.isnan(allowed)
+            columns = {"value": value, "reference": reference, "error": error, "tolerance": allowed, "on_both": known}
+            parts.append(pd.DataFrame({"what": table.name, "model": self.models, "cell": number.cell, **columns}))
+        by_checkpoint = {model: place for place, model in enumerate(self.models)}
+        return pd.concat(parts).sort_values("model", key=lambda names: names.map(by_checkpoint), kind="stable")
+
+    def _published(self, table: NumberTable) -> pd.DataFrame:
+        """The published numbers, a row per checkpoint."""
+        rows = self.reference.tables[table.name].set_index("model").astype(float)
+        if table.name != "taxonomy":
+            return rows
+        # The published categories add up to all heads, so none was undefined.
+        named = rows.drop(columns=UNDEFINED, errors="ignore")
+        return named.assign(**{UNDEFINED: self.reference.heads - named.sum(axis=1)})
+
+    def _error(self, table: NumberTable, number: Number) -> npt.NDArray[np.float64]:
+        """How far the run's own number would move with other documents, by checkpoint; NaN where not known."""
+        if table.errors == "draws" and self.drawn:
+            return np.asarray(np.stack([number.over(draw).reindex(self.models) for draw in self.drawn]).std(axis=0))
+        if table.errors == "panel" and number.statistic == "mean":
+            return np.array([self.mean_error(f"rotated.{number.cell}", model) for model in self.models])
+        if table.errors == "heads":
+            column, none = error_name(number.column), pd.DataFrame()
+            return np.array([_error_of_mean(self.by_model.get(model, none), column) for model in self.models])
+        return np.full(len(self.models), math.nan)
+
+    def _tolerance(self, table: NumberTable, number: Number, row: "pd.Series[float]", error: float) -> float:
+        """As the module `tolerance` derives it; NaN where there is no published number, or its noise is not known."""
+        value = float(row[number.cell])
+        if math.isnan(value):
+            return math.nan
+        if self.wanted is not None:
+            return self.wanted * number.noise.unit(value, self.reference.heads)
+        errors = self.reference.reading_error
+        reading = errors.get(f"{table.name} {number.cell}", errors.get(table.name, 0.0))
+        return reading + self.multiple * self._noise(number, row, error)
+
+    def _noise(self, number: Number, row: "pd.Series[float]", error: float) -> float:
+        """Standard error of the difference between two repetitions; `row` has the checkpoint's published numbers."""
+        model = str(row.name)
+        if number.noise is Noise.COUNT:
+            return self.counts.get(model, {}).get(number.cell, math.nan)
+        if number.noise is Noise.MEASURED:  # as if the published number were as noisy as the run's
+            return math.sqrt(2.0) * error
+        r, mean, spread = row.get("r_k_a_abs", math.nan), row.get("mu_q_a", math.nan), self.spreads.get(model, math.nan)
+        tokens, value = self.reference.tokens, float(row[number.cell])
+        noise = tolerance.head_noise(number.noise, value, tokens, r=r, mean=mean, spread=spread)
+        if number.statistic != "mean":
+            return noise
+        return noise * tolerance.mean_factor(number.heads(self.sample)["layer"].to_numpy())
 
     @property
-    def cells(self) -> pd.DataFrame:
-        """The published numbers only."""
-        return self.comparison.cells[~self.comparison.cells["model"].isin(self.comparison.only_results)]
-
-
-def published_note(facts: PublishedFacts) -> str:
-    """The line under the picture's title."""
-    tally = tally_of(facts.cells)
-    numbers = f"{tally[REPRODUCED]} of {len(facts.cells)} published numbers within tolerance"
-    return f"{numbers}, {tally[DIFFERS]} differ, {tally[MISSING]} missing; the same {facts.reference.heads} heads"
-
-
-def published_lines(facts: PublishedFacts) -> list[str]:
-    """What the command line prints; the last line is the verdict."""
-    lines = [
-        f"compared with published:{facts.reference.name} ({facts.reference.title})",
-        *_heads_said(facts),
-    ]
-    lines += _windows_said(facts)
-    for what, name in _compared(facts).items():
-        tally = tally_of(facts.cells[facts.cells["what"] == what])
-        tail = "".join(f", {n} {v}" for v, n in ((DIFFERS, tally[DIFFERS]), (MISSING, tally[MISSING])) if n)
-        lines.append(f"{name}: {tally[REPRODUCED]} of {sum(tally.values())} reproduced{tail}")
-    lines += [*facts.comparison.notes, *_without_lenses(facts), *worst_lines(facts.cells)]
-    lines += one_side(facts.comparison.only_results, facts.comparison.only_reference)
-    return [*lines, verdict_words(facts.comparison.reproduced, tally_of(facts.cells), "published number")]
-
-
-def _compared(facts: PublishedFacts) -> dict[str, str]:
-    """The tables of which numbers were compared."""
-    there = set(facts.cells["what"])
-    return {what: name for what, name in _TABLES.items() if what not in LENS_MEANS or what in there}
-
-
-def _without_lenses(facts: PublishedFacts) -> list[str]:
-    """That parts of the publication were not compared, because the results lack the tables for them."""
-    there = set(facts.cells["what"])
-    return [
-        f"{len(facts.reference.tables[name]) * len(lens.cells)} published {lens.title} are not compared: {lens.absent}."
-        for name, lens in LENS_MEANS.items()
-        if name in facts.reference.tables and name not in there
-    ]
-
-
-def _heads_said(facts: PublishedFacts) -> list[str]:
-    """Which heads are behind the numbers: the sample, out of how many, and where it is not complete."""
-    shared = facts.comparison.coverage[facts.comparison.coverage["published_context"].notna()]
-    complete = shared[shared["in_sample"] == shared["sample"]]
-    reference, said = facts.reference, []
-    sample = f"the published sample of {reference.heads} heads"
-    if len(complete):
-        low, high = int(complete["measured"].min()), int(complete["measured"].max())
-        if high > reference.heads:
-            of = f"{high:,}" if low == high else f"{low:,} to {high:,}"
-            said.append(
-                f"Of {of} measured heads only {sample} is compared (seed {reference.seed} over {reference.n_layers} "
-                f"layers of {reference.q_heads}), so that the same heads are behind every number."
+    def tolerance_note(self) -> str:
+        """The rule in words."""
+        heads, wanted = self.reference.heads, self.wanted
+        if wanted is not None:
+            return (
+                f"The tolerance was given: {wanted:g} for correlations and shares of variance, {wanted * heads:g} of "
+                f"{heads} heads for numbers of heads, and {wanted:g} of the number itself for slopes, biases and mean "
+                "queries."
             )
-        else:
-            said.append(f"The measured heads are exactly {sample}.")
-    partial = shared[shared["in_sample"] < shared["sample"]]
+        return (
+            "A tolerance is the reading error of the published number plus "
+            f"{self.multiple:.1f} standard errors of the difference between two runs of the published protocol "
+            f"({self.reference.tokens:,} sampled queries and keys per head): a true repetition fails anywhere among "
+            f"{self.numbers} numbers with a chance of at most {100 * tolerance.CHANCE:g}%. It does not cover other "
+            "documents, another precision or another window."
+        )
+
+
+def _error_of_mean(heads: pd.DataFrame, column: str) -> float:
+    """Of a mean over heads from the heads' own errors: heads of one layer err together, layers independently."""
+    if heads.empty:
+        return math.nan
+    by_layer = heads.groupby("layer")[column].sum(skipna=False).to_numpy(dtype=float)
+    return WITH_QUERIES * math.sqrt(float(np.sum(by_layer**2))) / len(heads)
+
+
+def published_sample(reference: PublishedReference) -> pd.DataFrame:
+    """Layer, head, depth and depth bin of the query heads in the published sample."""
+    layers = [LayerFacts(i, reference.q_heads, 1, 1) for i in range(reference.n_layers)]
+    chosen = choose_heads(layers, HeadSample(reference.heads, reference.seed))
+    sample = pd.DataFrame([(i, head) for i, heads in chosen.items() for head in heads], columns=["layer", "head"])
+    depth = depth_of_layers(sample["layer"].to_numpy(), reference.n_layers - 1)
+    return sample.assign(depth=depth, bin=depth_bins(depth))
+
+
+def _in_sample(heads: pd.DataFrame, sample: pd.DataFrame, reference: PublishedReference) -> pd.DataFrame:
+    """The rows of sampled heads; a checkpoint with a layer or head that the published model lacks is another model."""
+    strange = (heads["layer"] >= reference.n_layers) | (heads["head"] >= reference.q_heads)
+    fitting = heads[~heads["model"].isin(set(heads.loc[strange, "model"]))]
+    return fitting.drop(columns="depth").merge(sample, on=["layer", "head"])
+
+
+def _has_numbers(table: NumberTable, kept: pd.DataFrame) -> bool:
+    return set(table.columns) <= set(kept) and bool(kept[table.columns].notna().to_numpy().any())
+
+
+def _query_spreads(kept: pd.DataFrame) -> dict[str, float]:
+    """Root mean square over heads of the queries' standard deviation along the axis, by checkpoint.
+
+    It follows from their slope, their correlation with position and the window.
+    """
+    if not set(_SPREAD) <= set(kept):
+        return {}
+    slope, r = (kept[name] for name in _SPREAD)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = slope / r * kept["window"] / math.sqrt(12.0)
+    squares = (spread[np.isfinite(spread)] ** 2).groupby(kept["model"]).mean()
+    return {str(model): math.sqrt(value) for model, value in squares.items()}
+
+
+def _notes(heads: pd.DataFrame, kept: pd.DataFrame, reference: PublishedReference) -> list[str]:
+    """Which heads and windows the numbers are over, and by which protocol."""
+    shared = heads[heads["model"].isin(reference.names)].groupby("model", sort=False)
+    measured, windows = shared.size(), shared["window"].max()
+    in_sample = kept.groupby("model").size().reindex(measured.index, fill_value=0)
+    contexts = pd.Series({checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints})
+    notes = [
+        f"Compared over the published sample of {reference.heads} heads (seed {reference.seed} over "
+        f"{reference.n_layers} layers of {reference.q_heads}); {span(measured)} were measured."
+    ]
+    partial = in_sample[in_sample < reference.heads]
     if len(partial):
-        least = int(partial["in_sample"].min())
-        said.append(
-            f"At {some_names(list(partial['model']))} the published sample is not complete (down to {least} of "
-            f"{reference.heads} heads): numbers that rest on heads which were not measured count as missing."
+        notes.append(
+            f"The sample is incomplete at {listed_names(list(partial.index))} (down to {partial.min()} of "
+            f"{reference.heads} heads); numbers over heads that were not measured are missing."
         )
-    return said
-
-
-def _windows_said(facts: PublishedFacts) -> list[str]:
-    coverage = facts.comparison.coverage
-    known = coverage[coverage["published_context"].notna() & coverage["window"].notna()]
-    other = known[known["window"] != known["published_context"]]
-    said = []
-    if len(other):
-        places = [
-            f"{shortened(row['model'])} ({int(row['window']):,} tokens instead of {int(row['published_context']):,})"
-            for row in records(other.head(LISTED))
-        ]
-        more = [f"{len(other) - LISTED} more"] if len(other) > LISTED else []
-        said.append(f"Not measured at the published context: {listed([*places, *more])}; r depends on the window.")
-    if bool((coverage["published_context"].notna() & coverage["window"].isna()).any()):
-        said.append("Some checkpoints do not say at which window they were measured.")
-    return said
-
-
-def _signs_said(facts: PublishedFacts) -> list[str]:
-    """What agreement in a mean of r_k leaves open."""
-    shares = facts.comparison.coverage.loc[
-        facts.comparison.coverage["published_context"].notna(), "discordant"
-    ].dropna()
-    if shares.empty:
-        return []
-    low, high = percent(float(shares.min())), percent(float(shares.max()))
-    return [
-        "Means of r_k cancel signs, and the publication does not say how often: in this run "
-        f"{low if low == high else f'{low} to {high}'} of the compared heads have r_k below −0.3, depending on the "
-        "checkpoint, and this share is not part of the verdict."
-    ]
-
-
-def published_card(facts: PublishedFacts) -> list[AnyBlock]:
-    """The README of the comparison."""
-    reference, comparison = facts.reference, facts.comparison
-    missing = one_side(comparison.only_results, comparison.only_reference) + _incomplete(facts)
-    return [
-        heading(1, f"{shortened(facts.results.study.title)}: compared with published:{shortened(reference.name)}"),
-        paragraph(Strong(verdict_words(comparison.reproduced, tally_of(facts.cells), "published number"))),
-        _tally_table(facts),
-        heading(2, "What was compared"),
-        paragraph(
-            "This run is ",
-            Code(shortened(str(facts.results.source), PATH_CHARACTERS)),
-            f". The reference is {shortened(reference.title)}: {shortened(reference.source, 300)} It has "
-            f"{counted(len(reference.checkpoints), 'checkpoint')} of ",
-            Code(shortened(reference.model, PATH_CHARACTERS)),
-            ", matched by name. Differences are this run minus the publication.",
-        ),
-        paragraph(*_said(facts)),
-        heading(2, "Largest differences"),
-        *worst_section(facts.cells),
-        heading(2, "What is missing"),
-        paragraph(" ".join(missing) or "Nothing: every published number has its counterpart."),
-        heading(2, "Tolerances"),
-        _published_tolerance(facts),
-        heading(2, "Files"),
-        paragraph(
-            Code(COMPARISON_CSV),
-            " has every number, ",
-            Code(COMPARISON_PNG),
-            " and ",
-            Code(COMPARISON_SVG),
-            " show both sides.",
-        ),
-    ]
-
-
-def _tally_table(facts: PublishedFacts) -> TableBlock:
-    rows = []
-    for what, name in _compared(facts).items():
-        cells = facts.cells[facts.cells["what"] == what]
-        tally, apart = tally_of(cells), cells["difference"].dropna()
-        largest = spelled(what, float(apart.abs().max())) if len(apart) else "–"
-        one_measure = what.startswith("heatmap")  # the mean over several would say nothing
-        mean = spelled(what, float(apart.mean())) if len(apart) and one_measure else "–"
-        allowed = cells["tolerance"].dropna()
-        span = f"{spelled(what, allowed.min())} to {spelled(what, allowed.max())}" if len(allowed) else "–"
-        counts = (str(tally[verdict]) for verdict in (REPRODUCED, DIFFERS, MISSING))
-        rows.append((shortened(name), *counts, largest, mean, span))
-    titles = ("numbers", "reproduced", "differ", "missing", "largest difference", "mean difference", "tolerance")
-    return TableBlock(titles, rows)
-
-
-def _said(facts: PublishedFacts) -> list[Run]:
-    """What was compared with what, in sentences."""
-    about_run = [*_heads_said(facts), *_windows_said(facts), *_signs_said(facts)]
-    about_lenses = " ".join([*facts.comparison.notes, *_without_lenses(facts)])
-    return [" ".join(about_run), " " if about_run and about_lenses else "", OwnWords(about_lenses)]
-
-
-def _incomplete(facts: PublishedFacts) -> list[str]:
-    absent = {*facts.comparison.only_reference}
-    lost = facts.cells[(facts.cells["verdict"] == MISSING) & ~facts.cells["model"].isin(absent)]
-    if lost.empty:
-        return []
-    models = list(dict.fromkeys(lost["model"]))
-    where = some_names(models)
-    return [f"{counted(len(lost), 'number')} at {where}, where heads of the sample were not measured."]
-
-
-def _published_tolerance(facts: PublishedFacts) -> Block:
-    reference = facts.reference
-    if facts.tolerance is not None:
-        return paragraph(
-            f"The tolerance was given: {facts.tolerance:g} for correlations and explained variance, and that share of "
-            f"the heads ({facts.tolerance * reference.heads:g} of {reference.heads}) for numbers of heads; of slopes, "
-            "biases and mean queries it is a share of the published number."
+    notes += window_note(windows, contexts)
+    if _PLACES in kept and kept[_PLACES].notna().any():
+        notes.append(
+            f"The published plasticity has about {BUCKETS - MISSING} query buckets; the vectors of this run fill "
+            f"{span(kept[_PLACES].dropna())}."
         )
-    errors = reference.reading_error
-    return paragraph(
-        f"A tolerance is the reading error of the published number (± {errors['heatmap_rq']:g} for a cell of a "
-        f"heatmap, ± {errors['trajectory']:g} for a mean, ± {errors['taxonomy']:g} head for a category) plus "
-        f"{tolerances.critical_value(len(facts.cells)):.1f} standard errors of the difference between two runs of the "
-        f"published protocol ({reference.tokens:,} sampled queries and keys per head). The multiple is chosen so that "
-        f"a true repetition fails anywhere among {len(facts.cells)} numbers with a chance of at most "
-        f"{100 * tolerances.CHANCE:g}%. Heads of a layer share their tokens and are taken to err together; for "
-        "categories, only heads of this run that lie near a threshold can move. Means along the drift axis were read "
-        "to the digits that their text has; the noise of slopes follows from r, that of mean queries from their "
-        "spread, and a quartile is as noisy as one head. The noise of plasticity is the run's own error, for both "
-        "sides. Other documents, another precision or another window are not part of it. How far other documents "
-        "would move this run's own numbers is the column ",
-        Code("error"),
-        "; the bars of the picture are two of these. Means "
-        "along the drift axis have one where the measured heads are exactly the published sample, quartiles have none. "
-        "Those of plasticity follow from the errors of heads: heads of a layer err together, layers independently.",
+    return notes
+
+
+def _nothing_in_common(names: Sequence[str], kept: pd.DataFrame, reference: PublishedReference) -> str:
+    if not set(names) & set(reference.names):
+        return (
+            f"nothing in common with published:{reference.name}: checkpoints are matched by name; the results have "
+            f"{quoted_names(names)}, the publication has {quoted_names(reference.names)}"
+        )
+    there = kept[kept["model"].isin(reference.names)].groupby("model").size()
+    return (
+        f"nothing in common with published:{reference.name}: of its sample of {reference.heads} heads "
+        f"({reference.n_layers} layers of {reference.q_heads} heads, seed {reference.seed}) the results have "
+        f"{int(there.max()) if len(there) else 0} at most, and no depth bin in full; measure all heads, or "
+        f"`heads: {{sample: {reference.heads}, seed: {reference.seed}}}`"
     )

@@ -1,9 +1,8 @@
 """Published studies as reference data: `published/<name>/` holds a few small tables and an `about.json`.
 
-The tables are aggregates (the publication left no table of heads): mean r_q and r_k by depth bin, means by
-checkpoint, heads per category, and where the publication has them means of lenses. `about.json` says where
-they were read from, how exactly they could be read, and by which protocol they were measured; tolerances of a
-comparison follow from it. They are read with importlib.resources, so a wheel has them as a checkout does.
+The tables are aggregates (the publication left no table of heads). `about.json` states where they were read from, how
+exactly they could be read, and by which protocol they were measured; tolerances of a comparison follow from it. They
+are read with importlib.resources, so a wheel has them as a checkout does.
 """
 
 from __future__ import annotations
@@ -17,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
-
-TABLES = ("heatmap_rq", "heatmap_rk", "trajectory", "taxonomy")
-ROTATION, PLASTICITY = "rotation", "plasticity"  # tables of lenses, which not every publication has
-_FILES = {"taxonomy": "taxonomy_counts.csv"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class PublishedReference:
     q_heads: int
     heads: int  # query heads in the published sample
     seed: int
-    reading_error: Mapping[str, float]  # by table; for the taxonomy in heads, for lenses by table and number
+    reading_error: Mapping[str, float]  # by table, or by table and number; for the taxonomy in heads
     checkpoints: tuple[PublishedCheckpoint, ...]
     tables: Mapping[str, pd.DataFrame]
 
@@ -82,8 +77,8 @@ def load_reference(name: str) -> PublishedReference:
     about: dict[str, Any] = json.loads(folder.joinpath("about.json").read_text(encoding="utf-8"))
     checkpoints = tuple(PublishedCheckpoint(**entry) for entry in about.pop("checkpoints"))
     tables = {}
-    there = [table for table in (ROTATION, PLASTICITY) if folder.joinpath(f"{table}.csv").is_file()]
-    for table in (*TABLES, *there):
-        with folder.joinpath(_FILES.get(table, f"{table}.csv")).open(encoding="utf-8") as file:
-            tables[table] = pd.read_csv(file)
+    for entry in folder.iterdir():
+        if entry.name.endswith(".csv"):
+            with entry.open(encoding="utf-8") as file:
+                tables[entry.name.removesuffix(".csv").removesuffix("_counts")] = pd.read_csv(file)
     return PublishedReference(name=name, checkpoints=checkpoints, tables=tables, **about)

@@ -1,4 +1,4 @@
-"""Where a model stands among the published ones: the same mean over heads, each with its window.
+"""`qkscope among`: where a model stands among the published ones, by the same means over heads.
 
 The published values are of full-attention layers, so the heads of an entry's other layers are left out of its means.
 Nearly all of these numbers depend on the window, so a rank is given only at the published model's own window.
@@ -7,172 +7,145 @@ Nearly all of these numbers depend on the window, so a rank is given only at the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
-from qkscope.join.full_heads import compared_heads
+from qkscope.join.from_results import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
-from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.plasticity.table import FILE as PLASTICITY
-from qkscope.lenses.rotation.table import FILE as ROTATED
+from qkscope.lenses.at_window import AtWindow, build_tables
+from qkscope.lenses.head_measures import find_measure
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import CARD, POINTS_CSV, join_folder
 from qkscope.results.read import load_results
 from qkscope.text import counted
-from qkscope.words.blocks import (
-    AnyBlock,
-    Code,
-    Run,
-    TableBlock,
-    bullet,
-    heading,
-    markdown_text,
-    paragraph,
-    to_markdown,
-)
+from qkscope.words.blocks import AnyBlock, TableBlock, bullet, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened, significant
 
-# Where these results have what was published, in the same units: means over heads, of sizes where it has sizes.
-HOMES = {
-    "r_q": "", "r_k": "",
-    "r_q_a_abs": ROTATED, "r_k_a_abs": ROTATED, "var_frac_a": ROTATED, "var_frac_b": ROTATED,
-    "plane_var_fraction": ROTATED, "bias_strength": ROTATED, "bias_strength_window": ROTATED,
-    "ap": PLASTICITY, "ap_first": PLASTICITY, "ap_last": PLASTICITY, "ap_drop": PLASTICITY,
-}  # fmt: skip
+# What was published, and where results have it in the same units: means over heads, of sizes where it has sizes.
+_ALONG_AXES = (
+    "r_q_a_abs", "r_k_a_abs", "var_frac_a", "var_frac_b", "plane_var_fraction", "bias_strength", "bias_strength_window",
+)  # fmt: skip
+MEASURES = (
+    *("r_q", "r_k"),
+    *(f"rotated.{name}" for name in _ALONG_AXES),
+    *(f"plasticity.{name}" for name in ("ap", "ap_first", "ap_last", "ap_drop")),
+)
 NEAR = 0.1  # windows that differ by less than that share count as one
 
 
 def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
     """A row per entry and measure: its mean with error and window, and where that is among the published values."""
-    return _among(build_tables(load_results(folder)), published)
-
-
-def _among(tables: StudyTables, published: PublishedModels) -> pd.DataFrame:
-    own, folder = tables.own, tables.results.source
-    rows = [row for measure, file in HOMES.items() for row in _rows(own, measure, file, published)]
+    own = build_tables(load_results(folder)).own
+    rows = [row for measure in MEASURES for row in _rows(own, measure, published)]
     if not rows:
         raise InputError(f"{folder}: has no measure that was published; `qkscope analyze {folder}` writes the tables")
     return pd.DataFrame(rows)
 
 
-def _rows(own: AtWindow, measure: str, file: str, published: PublishedModels) -> list[dict[str, object]]:
-    if file and not own.has(file):
+def _rows(own: AtWindow, measure: str, published: PublishedModels) -> list[dict[str, object]]:
+    found = find_measure(own, measure)
+    if found is None:
         return []
-    panel = own.panel_of(file) if file else own.panel
-    theirs = published.table[["model", "window", measure]].dropna()
-    values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
+    panel, column = found
+    theirs = published.table[["model", "window", column]].dropna()
+    values, windows = theirs[column].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []
     for name in own.names:
         heads, window = compared_heads(own, name), own.window_of(name)
-        mean, error = heads.mean(panel, measure, name), heads.error(panel, measure, name)
-        alike = np.abs(windows / window - 1.0) <= NEAR if window == window else np.zeros(len(windows), dtype=bool)
-        there = values[alike]
+        mean = heads.mean(panel, column, name)
+        alike = np.abs(windows / window - 1.0) <= NEAR  # none where the window is not recorded
         rows.append(
             {
-                "model": name, "measure": measure, "value": mean, "value_se": error, "window": window,
-                "heads": heads.heads, "heads_measured": heads.every, "heads_said": heads.words,
+                "model": name, "measure": column, "value": mean, "value_se": heads.error(panel, column, name),
+                "window": window, "heads": heads.heads, "heads_measured": heads.measured,
+                "heads_are": heads.description,
                 "published_low": values.min(), "published_median": float(np.median(values)),
                 "published_high": values.max(), "published_models": len(values),
                 "nearest": str(theirs["model"].iloc[int(np.abs(values - mean).argmin())]) if mean == mean else "",
                 "at_this_window": int(alike.sum()),
-                "above": int((there < mean).sum()) if len(there) and mean == mean else math.nan,
+                "above": int((values[alike] < mean).sum()) if alike.any() and mean == mean else math.nan,
             }
         )  # fmt: skip
     return rows
 
 
-def among_lines(table: pd.DataFrame, published: PublishedModels) -> list[str]:
-    """The table in words."""
-    said = [
-        f"among {counted(len(published.table), 'published model')}: means over heads of full-attention layers; "
-        "published from lowest to highest over the models that have the measure"
-    ]
-    for model, rows in table.groupby("model", sort=False):
-        window = rows["window"].iloc[0]
-        heads = f"; {rows['heads_said'].iloc[0]}" if rows["heads_said"].iloc[0] else ""
-        said.append(f"{model} (window {'not recorded' if window != window else f'{window:,.0f} tokens'}{heads})")
-        said += [f"  {row['measure']:22} {_value(row):>18}   {_span(row)}" for row in rows.to_dict("records")]
-    warning = markdown_text(window_warning(table, published))
-    return [*said, warning] if warning else said
-
-
-def window_warning(table: pd.DataFrame, published: PublishedModels) -> list[Run]:
-    """That windows differ, where they do."""
-    theirs = sorted({int(w) for w in published.table["window"]})
-    other = table[table["at_this_window"] == 0]["model"].nunique()
-    if not other:
-        return []
-    return [
-        f"Published windows are {' and '.join(f'{w:,}' for w in theirs)} tokens. At another window these numbers are "
-        "others for the same weights, so no rank is given there; ",
-        Code("qkscope predict --window"),
-        " says what RoPE alone would give, and a study with that context measures it.",
-    ]
-
-
-def _value(row: Mapping[Any, Any]) -> str:
-    value, error = row["value"], row["value_se"]
-    if math.isnan(value):
-        return "undefined"
-    return significant(value) if math.isnan(error) else f"{significant(value)} ± {significant(error, -1)}"
-
-
-def _span(row: Mapping[Any, Any]) -> str:
-    low, middle, high = (significant(row[f"published_{part}"]) for part in ("low", "median", "high"))
-    text = f"published {low} … {middle} … {high} ({counted(int(row['published_models']), 'model')})"
-    here = row["at_this_window"]
-    if here and not math.isnan(row["above"]):
-        return f"{text}; above {int(row['above'])} of {here} at this window"
-    return f"{text}; other windows"
-
-
 def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]:
     """Write `points.csv` and a card; returns lines for a terminal, and where they are."""
     published = load_published_models()
-    tables = build_tables(load_results(folder))
-    table = _among(tables, published)
-    place = out or join_folder(tables.results.writable_folder, "among")
-    lines = among_lines(table, published)
-    write_csv(table.drop(columns="heads_said"), place / POINTS_CSV)
+    table = among(folder, published)
+    place = out or join_folder(load_results(folder).writable_folder, "among")
+    write_csv(table.drop(columns="heads_are"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))
-    return lines, place
+    return _lines(table, published), place
 
 
-def _heads_said(table: pd.DataFrame) -> list[AnyBlock]:
-    """Which heads the means of an entry are over, where that is not plain."""
-    entries = table[table["heads_said"] != ""].drop_duplicates("model")
-    return [bullet(f"{shortened(str(row['model']))}: {row['heads_said']}.") for row in entries.to_dict("records")]
+def _lines(table: pd.DataFrame, published: PublishedModels) -> list[str]:
+    lines = [f"among {counted(len(published.table), 'published model')}: means over heads of full-attention layers"]
+    for model, rows in table.groupby("model", sort=False):
+        window, heads = rows["window"].iloc[0], rows["heads_are"].iloc[0]
+        where = "not recorded" if math.isnan(window) else f"{window:,.0f} tokens"
+        lines.append(f"{model} (window {where}{f'; {heads}' if heads else ''})")
+        lines += [f"  {row['measure']:22} {_value(row):>18}   published {_span(row)}" for row in _records(rows)]
+    return [*lines, *_window_warning(table, published)]
+
+
+def _window_warning(table: pd.DataFrame, published: PublishedModels) -> list[str]:
+    """Where no published model has the window of an entry."""
+    if (table["at_this_window"] > 0).all():
+        return []
+    windows = " and ".join(f"{window:,}" for window in sorted({int(window) for window in published.table["window"]}))
+    return [
+        f"Published windows are {windows} tokens. The same weights have other numbers at another window, so no rank is "
+        "given there. Measure with that context, or see what RoPE alone predicts with `qkscope predict --window`."
+    ]
+
+
+def _value(row: dict[str, Any]) -> str:
+    value, error = row["value"], row["value_se"]
+    return (
+        significant(value)
+        if math.isnan(value) or math.isnan(error)
+        else f"{significant(value)} ± {significant(error, -1)}"
+    )
+
+
+def _span(row: dict[str, Any]) -> str:
+    low, middle, high = (significant(row[f"published_{part}"]) for part in ("low", "median", "high"))
+    text = f"{low} … {middle} … {high} ({counted(row['published_models'], 'model')})"
+    rank = (
+        "other windows"
+        if math.isnan(row["above"])
+        else f"above {row['above']:.0f} of {row['at_this_window']} at this window"
+    )
+    return f"{text}; {rank}"
 
 
 def _card(table: pd.DataFrame, published: PublishedModels) -> list[AnyBlock]:
-    titles = (
-        "model", "measure", "mean over heads", "window", "published, lowest … median … highest", "nearest",
-    )  # fmt: skip
+    titles = ("model", "measure", "mean over heads", "window", "published, lowest … median … highest", "nearest")
     rows = [
         (
-            shortened(str(row["model"])),
-            shortened(str(row["measure"])),
-            _value(row),
-            "" if row["window"] != row["window"] else f"{int(row['window']):,}",
-            _span(row),
-            shortened(str(row["nearest"])),
+            shortened(row["model"]), shortened(row["measure"]), _value(row),
+            "" if math.isnan(row["window"]) else f"{row['window']:,.0f}", _span(row), shortened(row["nearest"]),
         )
-        for row in table.to_dict("records")
-    ]
-    warning = window_warning(table, published)
+        for row in _records(table)
+    ]  # fmt: skip
+    some = table[table["heads_are"] != ""].drop_duplicates("model")
     return [
         heading(1, f"Among {shortened(published.title.lower())}"),
-        *([paragraph(*warning)] if warning else []),
-        *_heads_said(table),
+        *(paragraph(text) for text in _window_warning(table, published)),
+        *(bullet(f"{shortened(row['model'])}: {row['heads_are']}.") for row in _records(some)),
         TableBlock(titles, rows),
         heading(2, "What was published"),
         paragraph(shortened(published.source, 600)),
         *(bullet(shortened(text, 400)) for text in published.warnings),
         paragraph("± is the standard error over documents; published numbers have none."),
     ]
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", table.to_dict("records"))

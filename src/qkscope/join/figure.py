@@ -1,9 +1,9 @@
-"""The picture of a join: each measure against the score, a dot per model, r with its interval beside the null model."""
+"""The figure of a join: each measure against the score, a dot per model, and r of all measures with its interval."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from itertools import cycle
 
 import matplotlib
 import numpy as np
@@ -14,11 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from qkscope.draw import style
-from qkscope.join import statistics as of
+from qkscope.join import statistics as stats
 from qkscope.join.table import NULL, NULL_ROLE, Joined
-from qkscope.join.words import p_words
+from qkscope.join.text import p_text
 from qkscope.results.entries import Entries
-from qkscope.results.folder import JOIN_PNG, JOIN_SVG
 from qkscope.words.phrases import number
 
 PANELS = 8  # measures with a scatter of their own; all are in the panel of intervals
@@ -29,7 +28,7 @@ FAMILY_COLOURS = ("#8b5cf6", "#b45309", "#0f766e", "#6b7280", "#be185d", "#4d7c0
 
 def draw_join(joined: Joined) -> Figure:
     """Scatters, at most eight, and all correlations with their intervals."""
-    names = [name for name in joined.measures.names if _drawable(joined.points, name)][:PANELS]
+    names = [name for name in joined.measures.names if joined.points[name].notna().sum() >= 2][:PANELS]
     if joined.points["parameters"].notna().sum() >= 3:
         names.append(NULL)
     columns = min(3, max(1, len(names)))
@@ -39,9 +38,12 @@ def draw_join(joined: Joined) -> Figure:
         note = (
             f"{len(joined.points)} models; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
         )
-        figure = style.new_figure(3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Go with Scores?", note)
+        figure = style.new_figure(
+            3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Correlate with Scores?", note
+        )
         grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1.0] * columns + [1.25])
-        marks = _marks_by_family(joined.points)
+        families = joined.points["family"].unique()
+        marks = dict(zip(families, zip(cycle(FAMILY_COLOURS), cycle(MARKERS), strict=False), strict=False))
         for i, name in enumerate(names):
             axes = figure.add_subplot(grid[i // columns, i % columns])
             _draw_scatter(axes, joined, name, marks)
@@ -58,24 +60,15 @@ def draw_join(joined: Joined) -> Figure:
         return style.finish(figure)
 
 
-def _drawable(points: pd.DataFrame, name: str) -> bool:
-    return bool(points[name].notna().sum() >= 2)
-
-
-def _marks_by_family(points: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    families = list(dict.fromkeys(points["family"]))
-    return {
-        name: (FAMILY_COLOURS[i % len(FAMILY_COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(families)
-    }
-
-
 def _draw_scatter(axes: Axes, joined: Joined, name: str, marks: dict[str, tuple[str, str]]) -> None:
     points = joined.points[joined.points[name].notna()]
     x, y = points[name].to_numpy(dtype=float), points["score"].to_numpy(dtype=float)
     if name == NULL:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _sized(size)))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda size, _: f"{size / 1e9:g}B" if size >= 1e9 else f"{size / 1e6:g}M")
+        )
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         errors = points[f"{name}_se"].to_numpy(dtype=float)
@@ -93,17 +86,12 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, marks: dict[str, tuple[
         axes.margins(x=0.22, y=0.14)
     row = joined.table[joined.table["measure"] == name].iloc[0]
     title = f"{style.plain(name)}{' (null model)' if name == NULL else ''}"
-    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_words(row['p'])}", fontsize=8.5, loc="left")
-
-
-def _sized(parameters: float) -> str:
-    """3B, 135M."""
-    return f"{parameters / 1e9:g}B" if parameters >= 1e9 else f"{parameters / 1e6:g}M"
+    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_text(row['p'])}", fontsize=8.5, loc="left")
 
 
 def _draw_intervals(axes: Axes, table: pd.DataFrame, n: int) -> None:
     """Every correlation with its interval; grey is where |r| could not be significant with so many models."""
-    limit = of.smallest_significant(n)
+    limit = stats.smallest_significant(n)
     if math.isfinite(limit):
         axes.axvspan(-limit, limit, color=style.FAINT, alpha=0.45, linewidth=0, gid="not significant")
     axes.axvline(0, color=style.LINE, linewidth=0.8)
@@ -122,8 +110,3 @@ def _draw_intervals(axes: Axes, table: pd.DataFrame, n: int) -> None:
     axes.set_yticks(range(len(table)), [style.plain(name) for name in table["measure"]])
     axes.set_xlabel(f"r (grey: not significant with {n} models; amber: at equal parameters)", fontsize=7.5)
     axes.set_title("Correlation with the score", fontsize=8.5, loc="left")
-
-
-def save_join(figure: Figure, folder: Path) -> list[Path]:
-    """Write `join.png` and `join.svg`."""
-    return style.save_as(figure, folder / JOIN_PNG, folder / JOIN_SVG)

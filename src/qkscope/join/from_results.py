@@ -1,27 +1,31 @@
-"""Measures of a results folder: means over heads of each entry, with errors over documents.
+"""Measures of a results folder: means over heads of each entry, with standard errors over documents.
 
-Where an entry has layers with and without a window, its means are over the heads of its full-attention layers.
+A head that sees 512 tokens answers another question than one that sees the whole context, and published values are of
+full-attention layers. So where an entry also has layers with a window, its means are over the heads of the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError
-from qkscope.join.full_heads import ComparedHeads, compared_heads, has_window
 from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
+from qkscope.lenses.head_measures import find_measure, measure_panel
 from qkscope.results.entries import listed_names
-from qkscope.results.provenance import same_networks
 from qkscope.results.read import load_results
-from qkscope.stats.noise import HeadPanel
+from qkscope.results.schema import CHUNKED, SLIDING
+from qkscope.results.twins import same_networks
+from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
+from qkscope.text import counted
 
-# What is tried where nobody says what: few, because every further one makes the others' p values larger. One for each
-# question that a lens asks.
+# Tried by default: one for each question that a lens asks, because every further one makes the others' p larger.
 DEFAULT = (
     "r_q",
     "r_k",
@@ -32,20 +36,32 @@ DEFAULT = (
     "score.position_share",
     "rope.r_q_excess",
 )
-OF_WINDOWS = ("r_q", "r_k", "explained_variance")  # what `qk_windows.csv` has at every window
+AT_EVERY_WINDOW = ("r_q", "r_k", "explained_variance")  # what `qk_windows.csv` has
+FEWEST_MODELS = 3  # of which a correlation exists
 
 
 def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool | None = None) -> Measures:
-    """Means over heads at the common window where there is one (or as `common` says), else at the own contexts."""
+    """Means over heads at the common window where there is one (or as `common` says), else at native contexts.
+
+    Raises InputError for a measure that the results do not have, and for fewer than three entries.
+    """
     tables = build_tables(load_results(folder))
-    at = _chosen(tables, common, folder)
+    at = _choose_window(tables, common, folder)
+    if len(at.names) < FEWEST_MODELS:
+        raise InputError(
+            f"{folder}: has {len(at.names)} entries to compare ({listed_names(list(at.names))}); joining measures with "
+            f"scores needs at least {FEWEST_MODELS} models, and is informative from about ten"
+        )
     heads = {model: compared_heads(at, model) for model in at.names}
-    values: dict[str, dict[str, float]] = {}
-    errors: dict[str, dict[str, float]] = {}
-    for name in wanted or _there(at, heads, DEFAULT):
-        panel, column = _panel(at, name)
-        values[name] = {model: heads[model].mean(panel, column, model) for model in at.names}
-        errors[name] = {model: heads[model].error(panel, column, model) for model in at.names}
+    values: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
+    for name in wanted or DEFAULT:
+        found = measure_panel(at, name) if wanted else find_measure(at, name)
+        means = (
+            [math.nan] * len(heads) if found is None else [each.mean(*found, model) for model, each in heads.items()]
+        )
+        if found is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
+            values[name], errors[name] = means, [each.error(*found, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),
@@ -55,16 +71,16 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
         family={name: record.family for name, record in records.items() if record.family},
         parameters={name: float(record.parameters) for name, record in records.items() if record.parameters},
         by_length=_by_length(tables.own, list(values)),
-        notes=tuple(_note(model, each) for model, each in heads.items() if each.words),
+        notes=tuple(
+            ModelNote(f"Means of {model} are over {each.description}.", (model,))
+            for model, each in heads.items()
+            if each.description
+        ),
         same_weights=tuple(same_networks(list(records.values()))),
     )
 
 
-def _note(model: str, heads: ComparedHeads) -> ModelNote:
-    return ModelNote(f"Means of {model} are over {heads.words}.", (model,))
-
-
-def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
+def _choose_window(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
     if common and tables.common is None:
         known = {tables.own.window_of(name) for name in tables.own.names}
         if len(known) > 1:
@@ -72,66 +88,72 @@ def _chosen(tables: StudyTables, common: bool | None, folder: Path) -> AtWindow:
     return tables.own if tables.common is None or common is False else tables.common
 
 
-def _there(at: AtWindow, heads: Mapping[str, ComparedHeads], names: Sequence[str]) -> list[str]:
-    """Those of the names that the compared heads have a number for, in at least three entries."""
-    known = []
-    for name in names:
-        try:
-            panel, column = _panel(at, name)
-        except InputError:
-            continue
-        if sum(math.isfinite(heads[model].mean(panel, column, model)) for model in at.names) >= min(3, len(at.names)):
-            known.append(name)
-    return known
-
-
-def _panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
-    """The heads that have a measure: `r_q`, or `table.column`, or a column that one table alone has."""
-    table, dot, column = name.rpartition(".")
-    if not dot and _has(at.panel, column, at):
-        return at.panel, column
-    files = [file for file in at.files_by_head if not dot or PurePath(file).stem == table]
-    matches = [file for file in files if _one_row(at, file) and _has(at.panel_of(file), column, at)]
-    if len(matches) == 1:
-        return at.panel_of(matches[0]), column
-    if matches:
-        choices = [f"{PurePath(file).stem}.{column}" for file in matches]
-        raise InputError(f"--measure {name}: several tables have this column; write {' or '.join(choices)}")
-    stems = [PurePath(file).stem for file in at.files_by_head]
-    raise InputError(
-        f"--measure {name}: these results have no such column of heads; the tables are qk, {', '.join(stems)}, and "
-        "`qkscope docs results` lists their columns (`qkscope analyze` writes tables that are missing)"
-    )
-
-
-def _one_row(at: AtWindow, file: str) -> bool:
-    return not bool(at.table(file).duplicated(["model", "layer", "head"]).any())
-
-
-def _has(panel: HeadPanel, column: str, at: AtWindow) -> bool:
-    try:
-        panel.values(column, at.names[0])
-    except KeyError:
-        return False
-    return True
-
-
 def _by_length(own: AtWindow, measures: Sequence[str]) -> pd.DataFrame | None:
     """Measures at every window that was measured, for scores at several lengths."""
-    names = [name for name in measures if name in OF_WINDOWS]
+    names = [name for name in measures if name in AT_EVERY_WINDOW]
     if own.windows is None or not names:
         return None
     limited = has_window(own.windows)
     mixed = limited.groupby(own.windows["model"]).transform(lambda each: each.any() and not each.all())
-    rows = own.windows[~(limited & mixed.astype(bool))]  # of full-attention layers, where there are others beside them
+    rows = own.windows[~(limited & mixed.astype(bool))]
     means = own.derived(rows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
     return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
 
 
-def require_three(measures: Measures) -> None:
-    """Refuse a folder with fewer than three entries: nothing can be correlated over them."""
-    if len(measures.models) < 3:
-        raise InputError(
-            f"{measures.source}: has {len(measures.models)} entries to compare ({listed_names(measures.models)}); "
-            "joining measures with scores needs at least three models, and is informative from about ten"
-        )
+# --- which heads ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparedHeads:
+    """The heads of one entry that are compared with other models' heads."""
+
+    parts: tuple[Part, ...]  # one per kind of full-attention layer, or all heads
+    heads: int
+    measured: int  # heads of the entry
+    limited: bool  # no layer has full attention
+
+    @property
+    def description(self) -> str:
+        """Which they are; empty where they are all heads and have full attention."""
+        if self.heads < self.measured:
+            return f"{self.heads} of {counted(self.measured, 'head')}: those of full-attention layers"
+        return "all heads, of which none has full attention" if self.limited else ""
+
+    def mean(self, panel: HeadPanel, column: str, model: str) -> float:
+        """The mean over those of the heads that have a value."""
+        values = np.concatenate([panel.values(column, model, part) for part in self.parts])
+        known = values[np.isfinite(values)]
+        return float(known.mean()) if len(known) else math.nan
+
+    def error(self, panel: HeadPanel, column: str, model: str) -> float:
+        """Its standard error over documents; NaN where it cannot be known.
+
+        The heads of all parts read the same documents, so their means are joined in each draw, not their errors.
+        """
+        if len(self.parts) == 1:
+            return panel.error(column, model, self.parts[0])
+        weights, draws = [], []
+        for part in self.parts:
+            known = int(np.isfinite(panel.values(column, model, part)).sum())
+            if known:
+                weights.append(known)
+                draws.append(panel.drawn(column, model, part))
+        if not draws or len({len(each) for each in draws}) != 1 or not len(draws[0]):
+            return math.nan
+        joined = np.average(np.stack(draws), axis=0, weights=weights)
+        return float(joined.std()) if np.isfinite(joined).all() else math.nan
+
+
+def compared_heads(at: AtWindow, name: str) -> ComparedHeads:
+    """The heads of an entry that are compared: of its full-attention layers, or all where they are of one kind."""
+    heads = at.of_entry(name)
+    full = ~has_window(heads)
+    if full.all() or not full.any():
+        return ComparedHeads((EVERY_HEAD,), len(heads), len(heads), limited=bool(len(heads)) and not full.any())
+    parts = tuple(Part(layer_kind=str(kind)) for kind in heads.loc[full, "layer_kind"].unique())
+    return ComparedHeads(parts, int(full.sum()), len(heads), limited=False)
+
+
+def has_window(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Whether each row's layer sees only a part of the context."""
+    return rows["attention"].isin([SLIDING, CHUNKED])

@@ -1,4 +1,4 @@
-"""What is joined: a table of scores, a table of models, and measures from a CSV file. All of it may be a stranger's."""
+"""What is joined: a table of scores, a table of models, and measures from a CSV file, each checked as foreign input."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Measures:
         """The measures, in order."""
         return tuple(map(str, self.means.columns))
 
-    def about(self, known: Mapping[str, Mapping[str, object]]) -> Measures:
-        """The same measures; what a table of models says of family and parameters goes first."""
+    def with_models(self, known: Mapping[str, Mapping[str, object]]) -> Measures:
+        """The same measures with family and parameters from a table of models, which takes precedence."""
         families = {**self.family, **{m: str(row[FAMILY]) for m, row in known.items() if row.get(FAMILY)}}
         sizes = {m: float(str(row[PARAMETERS])) for m, row in known.items() if row.get(PARAMETERS) is not None}
         return replace(self, family=families, parameters={**self.parameters, **sizes})
@@ -92,10 +92,10 @@ def read_table(path: Path, needed: Sequence[str], texts: Sequence[str] = (MODEL,
         raise InputError(f"{path}: {error}") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as a CSV table: {str(error)[:100]}") from None
-    return checked(table, str(path), needed, texts)
+    return check_table(table, str(path), needed, texts)
 
 
-def checked(table: pd.DataFrame, where: str, needed: Sequence[str], texts: Sequence[str]) -> pd.DataFrame:
+def check_table(table: pd.DataFrame, where: str, needed: Sequence[str], texts: Sequence[str]) -> pd.DataFrame:
     """A table of text with its numbers as numbers; empty cells are NaN."""
     table = table.rename(columns=lambda name: str(name).strip())
     missing = [name for name in needed if name not in table.columns]
@@ -175,55 +175,54 @@ def measures_of(table: pd.DataFrame, source: str) -> Measures:
         raise InputError(f"{source}: has no measure: no numeric column besides {MODEL}, {FAMILY} and {PARAMETERS}")
     errors = pd.DataFrame({name: numbers.get(f"{name}_se", np.nan) for name in names}, index=numbers.index)
     windows = dict(zip(table[MODEL], table[WINDOW], strict=True)) if WINDOW in table.columns else {}
-    empty = Measures(source, numbers[names], errors, windows)
-    return empty.about(who)
+    unnamed = Measures(source, numbers[names], errors, windows)
+    return unnamed.with_models(who)
 
 
 def distinct_networks(measures: Measures, scores: Scores) -> tuple[Measures, Scores]:
-    """The same with one model of each network that has scores under two names: two would count one thing twice.
+    """The same with one model of each network that has scores under two names.
 
-    The first in the order of the measures stays; a note says which one goes.
+    The first in the order of the measures stays; a note names the others.
     """
     kept: list[str] = []
-    gone: dict[str, str] = {}
+    twins: dict[str, str] = {}  # and whose network it is
     pairs = {frozenset(pair) for pair in measures.same_weights}
     for name in (name for name in measures.models if name in scores.models):
         same = [other for other in kept if frozenset((name, other)) in pairs]
         if same:
-            gone[name] = same[0]
+            twins[name] = same[0]
         else:
             kept.append(name)
-    if not gone:
+    if not twins:
         return measures, scores
-    left_out = [
-        f"{name!r} is left out: it has the attention weights of {other!r}, and the two count as one model."
-        for name, other in gone.items()
-    ]
-    by_length = measures.by_length
+    lengths = measures.by_length
     fewer = replace(
         measures,
-        means=measures.means.drop(index=list(gone)),
-        errors=measures.errors.drop(index=list(gone)),
-        by_length=None if by_length is None else by_length[~by_length[MODEL].isin(list(gone))],
-        left_out=tuple(left_out),
+        means=measures.means.drop(index=list(twins)),
+        errors=measures.errors.drop(index=list(twins)),
+        by_length=None if lengths is None else lengths[~lengths[MODEL].isin(list(twins))],
+        left_out=tuple(
+            f"{name!r} is left out: it has the attention weights of {other!r}, and the two count as one model."
+            for name, other in twins.items()
+        ),
     )
-    overall = {name: score for name, score in scores.overall.items() if name not in gone}
-    remaining = scores.by_length[~scores.by_length[MODEL].isin(list(gone))].reset_index(drop=True)
+    overall = {name: score for name, score in scores.overall.items() if name not in twins}
+    remaining = scores.by_length[~scores.by_length[MODEL].isin(list(twins))].reset_index(drop=True)
     return fewer, replace(scores, overall=overall, by_length=remaining)
 
 
-def refuse_strangers(measures: Measures, scores: Scores) -> None:
+def refuse_unknown_models(measures: Measures, scores: Scores) -> None:
     """A score of a model that was not measured is an error."""
-    strangers = [name for name in scores.models if name not in set(measures.models)]
-    if strangers:
+    unknown = [name for name in scores.models if name not in set(measures.models)]
+    if unknown:
         raise InputError(
-            f"{scores.name} scores {listed_names(strangers)}, which {measures.source} does not have; it has "
+            f"{scores.name} scores {listed_names(unknown)}, which {measures.source} does not have; it has "
             f"{listed_names(list(measures.models))}. Names must match exactly: rename or remove those rows"
         )
 
 
 def shared_models(measures: Measures, scores: Scores) -> list[str]:
-    """The models that have both, in the order of the measures."""
+    """The models that have both, in the order of the measures. Raises InputError where nothing can correlate."""
     shared = [name for name in measures.models if name in scores.overall]
     if len(shared) < _FEWEST and not len(scores.by_length):
         raise InputError(

@@ -1,8 +1,8 @@
 """Scores at several lengths: what changes between two lengths, compared between models.
 
-Two curves that both fall with length correlate whatever they are. So within a model only one thing is said: how much of
-it length alone explains. Between models, the change of the measure is held against the change of the score, which takes
-out whatever is the same in all models (difference in differences).
+Any two curves that fall with length correlate, so within a model the question is how much length alone explains.
+Between models, the change of the measure is correlated with the change of the score, which cancels whatever is the same
+in all models (difference in differences).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from qkscope.join import statistics as of
+from qkscope.join import statistics as stats
 from qkscope.join.inputs import LENGTH, MODEL, SCORE, Measures, Scores
 
 WITHIN_COLUMNS = ("model", "measure", "n", "r", "r_log_length_score", "r_log_length_measure", "partial_r")
@@ -28,7 +28,7 @@ def joined_lengths(measures: Measures, scores: Scores) -> pd.DataFrame:
 
 
 def within_models(measures: Measures, scores: Scores) -> pd.DataFrame:
-    """Each model by itself: measure against score over lengths, beside what the logarithm of length gives."""
+    """Each model alone: measure against score over lengths, next to what the logarithm of length gives."""
     both = joined_lengths(measures, scores)
     rows = []
     for model, part in both.groupby(MODEL, sort=False) if len(both) else ():
@@ -36,8 +36,8 @@ def within_models(measures: Measures, scores: Scores) -> pd.DataFrame:
             known = part[part[name].notna()]
             x, y = known[name].to_numpy(dtype=float), known[SCORE].to_numpy(dtype=float)
             length = np.log2(known[LENGTH].to_numpy(dtype=float))
-            left, _ = of.partial_correlation(x, y, length) if len(known) else (math.nan, math.nan)
-            correlations = (of.correlation(x, y), of.correlation(length, y), of.correlation(length, x), left)
+            left, _ = stats.partial_correlation(x, y, length) if len(known) else (math.nan, math.nan)
+            correlations = (stats.correlation(x, y), stats.correlation(length, y), stats.correlation(length, x), left)
             rows.append((str(model), name, len(known), *correlations))
     return pd.DataFrame(rows, columns=list(WITHIN_COLUMNS))
 
@@ -66,17 +66,21 @@ def of_differences(changes: pd.DataFrame) -> pd.DataFrame:
     for (short, long, name), part in changes.groupby(["short", "long", "measure"], sort=False) if len(changes) else ():
         x = part["measure_change"].to_numpy(dtype=float)
         y = part["score_change"].to_numpy(dtype=float)
-        r, n = of.correlation(x, y), len(part)
-        low, high = of.fisher_interval(r, n)
+        r, n = stats.correlation(x, y), len(part)
+        low, high = stats.fisher_interval(r, n)
         row = {"short": short, "long": long, "measure": name, "n": n, "r": r, "r_low": low, "r_high": high}
-        row |= {"p": of.permutation_p(x, y), "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(y)}
+        row |= {
+            "p": stats.permutation_p(x, y),
+            "smallest_r": stats.smallest_significant(n),
+            "smallest_p": stats.smallest_p(y),
+        }
         if n == 2:  # the difference in differences itself: nothing to correlate, but a number to see
             order = np.argsort(y)
             row |= {"score_gap": float(np.diff(y[order])[0]), "measure_gap": float(np.diff(x[order])[0])}
         rows.append(row)
     table = pd.DataFrame(rows)
     if len(table):
-        table["p_holm"] = of.holm(list(table["p"].astype(float)))
+        table["p_holm"] = stats.holm(list(table["p"].astype(float)))
     return table
 
 
@@ -87,7 +91,7 @@ def length_points(measures: Measures, scores: Scores) -> pd.DataFrame:
 
 
 def over_lengths(measures: Measures, scores: Scores) -> pd.DataFrame:
-    """All models and lengths together: each measure against the score, beside log length over the same points.
+    """All models and lengths together: each measure against the score, next to log length over the same points.
 
     Scores change places within a model only, because the lengths of a model belong together.
     """
@@ -97,11 +101,8 @@ def over_lengths(measures: Measures, scores: Scores) -> pd.DataFrame:
         known = both[both[name].notna()]
         models, y = list(known[MODEL]), known[SCORE].to_numpy(dtype=float)
         x, length = known[name].to_numpy(dtype=float), np.log2(known[LENGTH].to_numpy(dtype=float))
-        rows.append(
-            {
-                "measure": name, "n": len(known), "models": len(set(models)),
-                "r": of.correlation(x, y), "p": of.permutation_p(x, y, strata=models),
-                "r_log_length": of.correlation(length, y), "p_log_length": of.permutation_p(length, y, strata=models),
-            }
-        )  # fmt: skip
+        row = {"measure": name, "n": len(known), "models": len(set(models))}
+        row |= {"r": stats.correlation(x, y), "p": stats.permutation_p(x, y, strata=models)}
+        row |= {"r_log_length": stats.correlation(length, y)}
+        rows.append({**row, "p_log_length": stats.permutation_p(length, y, strata=models)})
     return pd.DataFrame([row for row in rows if row["n"]])

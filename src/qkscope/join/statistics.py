@@ -1,5 +1,4 @@
-"""Correlations over a handful of models, and what they are worth: exact permutations, intervals, what one model or one
-family decides, what is left beside a third quantity.
+"""Correlations over a handful of models: exact permutation p, intervals, leave-one-out, partial correlations.
 
 Everything is undefined (NaN) where it does not exist: equal values have no correlation, three points no interval.
 """
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qkscope.stats.significance import LEVEL, critical_value
+
 Array = NDArray[np.float64]
 Orders = NDArray[np.intp]  # (orders, n)
 Statistic = Callable[[Array, Array, Orders], Array]  # the statistic of x with y in each of these orders
@@ -19,7 +20,6 @@ Statistic = Callable[[Array, Array, Orders], Array]  # the statistic of x with y
 ENUMERATED = 9  # models up to which every order is tried: 9! = 362,880
 DRAWS = 100_000  # orders beyond that; p is then known to ± 0.0007 at 0.05
 SEED = 0
-LEVEL = 0.05
 _CHUNK = 50_000  # orders at a time
 _EQUAL = 1e-10  # statistics of two orders that differ by less are the same number, differently rounded
 _CONSTANT = 1e-12  # of its size: a spread below that is rounding
@@ -117,9 +117,9 @@ def smallest_p(y: Array) -> float:
     return orders / math.factorial(len(y))
 
 
-def most_measures(smallest: float, level: float = LEVEL) -> int:
-    """How many measures may be tried so that the smallest p can still be below the level after Holm's correction."""
-    return max(0, math.ceil(level / smallest - 1e-9) - 1)
+def most_measures(smallest: float) -> int:
+    """How many measures may be tried so that the smallest p can still be below LEVEL after Holm's correction."""
+    return max(0, math.ceil(LEVEL / smallest - 1e-9) - 1)
 
 
 def _places(strata: Sequence[object]) -> list[Orders]:
@@ -160,23 +160,19 @@ def _drawn_orders(places: Sequence[Orders], n: int) -> Iterator[Orders]:
 # --- intervals and bars -----------------------------------------------------------------------------
 
 
-def fisher_interval(r: float, n: int, level: float = LEVEL, held_equal: int = 0) -> tuple[float, float]:
-    """The interval of a correlation by Fisher's z; `held_equal` quantities were taken out of both sides before."""
-    from scipy.stats import norm
-
-    if n - held_equal < 4 or not abs(r) < 1:
+def fisher_interval(r: float, n: int, covariates: int = 0) -> tuple[float, float]:
+    """The 95% interval of a correlation by Fisher's z, with so many covariates taken out of both sides."""
+    if n - covariates < 4 or not abs(r) < 1:
         return (math.nan, math.nan)
-    reach = float(norm.ppf(1 - level / 2)) / math.sqrt(n - held_equal - 3)
+    reach = float(critical_value(math.inf)) / math.sqrt(n - covariates - 3)
     return math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
 
 
-def smallest_significant(n: int, level: float = LEVEL) -> float:
+def smallest_significant(n: int) -> float:
     """The smallest |r| that a t test of n points calls significant; n = 7 gives 0.754."""
-    from scipy.stats import t
-
     if n < 3:
         return math.nan
-    critical = float(t.ppf(1 - level / 2, n - 2))
+    critical = float(critical_value(n - 2))
     return critical / math.sqrt(critical**2 + n - 2)
 
 
@@ -200,13 +196,17 @@ def without_each(x: Array, y: Array, groups: Sequence[object]) -> dict[object, f
     return {name: correlation(x[others], y[others]) for name, others in kept.items()}
 
 
-def partial_correlation(x: Array, y: Array, held_equal: Array) -> tuple[float, float]:
-    """r of what a line in `held_equal` leaves of x and y, and its p by a t test with n − 3 degrees of freedom."""
+def partial_correlation(x: Array, y: Array, covariate: Array) -> tuple[float, float]:
+    """r of the residuals of x and y on a covariate, and its p by a t test with n − 3 degrees of freedom."""
     from scipy.stats import t
 
     n = len(x)
-    rest = [_without_line(values, held_equal) for values in (x, y)]
-    if n < 4 or not varies(held_equal) or any(_gone(left, values) for left, values in zip(rest, (x, y), strict=True)):
+    rest = [_residuals(values, covariate) for values in (x, y)]
+    if (
+        n < 4
+        or not varies(covariate)
+        or any(_is_explained(left, values) for left, values in zip(rest, (x, y), strict=True))
+    ):
         return math.nan, math.nan
     r = correlation(rest[0], rest[1])
     if not abs(r) < 1:
@@ -214,15 +214,15 @@ def partial_correlation(x: Array, y: Array, held_equal: Array) -> tuple[float, f
     return r, float(2 * t.sf(abs(r) * math.sqrt((n - 3) / (1 - r * r)), n - 3))
 
 
-def _without_line(values: Array, held_equal: Array) -> Array:
-    centred = held_equal - held_equal.mean()
+def _residuals(values: Array, covariate: Array) -> Array:
+    centred = covariate - covariate.mean()
     size = float(centred @ centred)
     slope = float(centred @ values) / size if size else 0.0
     return np.asarray(values - values.mean() - slope * centred)
 
 
-def _gone(left: Array, values: Array) -> bool:
-    """Whether a line explained everything."""
+def _is_explained(left: Array, values: Array) -> bool:
+    """Whether a line left nothing."""
     return bool(np.linalg.norm(left) <= 1e-9 * np.linalg.norm(values - values.mean()))
 
 

@@ -1,4 +1,4 @@
-"""The table of a join: one row per measure and null model, with everything that says what its correlation is worth."""
+"""The table of a join: a row per measure and null model, with its correlation and what that is worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from qkscope.join import statistics as of
+from qkscope.join import statistics as stats
 from qkscope.join.inputs import (
     LENGTH,
     MODEL,
@@ -18,10 +18,11 @@ from qkscope.join.inputs import (
     Measures,
     Scores,
     distinct_networks,
-    refuse_strangers,
+    refuse_unknown_models,
     shared_models,
 )
-from qkscope.join.lengths import length_points
+from qkscope.join.lengths import differences, length_points, of_differences, within_models
+from qkscope.stats.significance import LEVEL
 
 NULL = "parameters"  # the null model: the logarithm of the number of parameters
 LENGTH_NULL = "length"  # the null model of scores at several lengths: the logarithm of length
@@ -40,22 +41,20 @@ class Joined:
 
     table: pd.DataFrame
     points: pd.DataFrame  # one row per model: score, family, parameters, measures
-    measures: Measures
+    measures: Measures  # and scores, of distinct networks only
     scores: Scores
-
-    @property
-    def tried(self) -> int:
-        """How many measures were tried."""
-        return int((self.table["role"] == MEASURE_ROLE).sum())
+    within: pd.DataFrame  # for scores at several lengths: each model over its lengths
+    changes: pd.DataFrame  # and what changes between two lengths, by model
+    across: pd.DataFrame  # with the correlation of these changes over models
 
     @property
     def corrected_for(self) -> int:
-        """Those of the measures tried that have a p, which Holm's correction counts."""
+        """How many of the measures have a p, which Holm's correction counts."""
         return sum(not math.isnan(row["p"]) for row in self.rows(MEASURE_ROLE))
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the models of this join, and of no others."""
+        """What to know about the models of this join."""
         models = {*self.points["model"], *self.scores.by_length["model"]}
         about = [note.text for note in self.measures.notes if note.concerns(models)]
         return [*self.measures.left_out, *about, *self.scores.notes]
@@ -86,7 +85,7 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 def join(measures: Measures, scores: Scores) -> Joined:
     """Every measure, and the null model, against the scores of the models that have one."""
-    refuse_strangers(measures, scores)
+    refuse_unknown_models(measures, scores)
     measures, scores = distinct_networks(measures, scores)
     models = shared_models(measures, scores)
     points = pd.DataFrame(
@@ -102,11 +101,11 @@ def join(measures: Measures, scores: Scores) -> Joined:
         points[name] = measures.means.loc[models, name].to_numpy(dtype=float)
         points[f"{name}_se"] = measures.errors.loc[models, name].to_numpy(dtype=float)
     rows = [_row(points, name, MEASURE_ROLE) for name in measures.names]
-    for row, corrected in zip(rows, of.holm([row["p"] for row in rows]), strict=True):
+    for row, corrected in zip(rows, stats.holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = corrected
     # Holm's correction rises with every p, so the smallest p of all measures give the smallest that is possible.
     possible = [math.nan if math.isnan(row["p"]) else row["smallest_p"] for row in rows]
-    for row, corrected in zip(rows, of.holm(possible), strict=True):
+    for row, corrected in zip(rows, stats.holm(possible), strict=True):
         row["smallest_p_holm"] = corrected
     if points["parameters"].notna().any():
         rows.append(_row(points.assign(**{NULL: np.log10(points["parameters"])}), NULL, NULL_ROLE))
@@ -117,51 +116,48 @@ def join(measures: Measures, scores: Scores) -> Joined:
     order.insert(order.index("p") + 1, "p_holm")
     table = table[order]
     verdicts = [verdict(row) if row["role"] == MEASURE_ROLE else "" for row in records(table)]
-    return Joined(table.assign(verdict=verdicts), points, measures, scores)
+    changes = differences(measures, scores)
+    lengths = within_models(measures, scores), changes, of_differences(changes)
+    return Joined(table.assign(verdict=verdicts), points, measures, scores, *lengths)
 
 
 def _row(points: pd.DataFrame, name: str, role: str) -> Row:
     """One measure against the score, over the models that have both."""
     known = points[points[name].notna()]
     x, y = known[name].to_numpy(dtype=float), known["score"].to_numpy(dtype=float)
-    r, n = of.correlation(x, y), len(known)
-    low, high = of.fisher_interval(r, n)
-    errors = known[f"{name}_se"].to_numpy(dtype=float) if role == MEASURE_ROLE else np.full(n, math.nan)
-    row = {"measure": name, "role": role, "n": n, "r": r, "r_low": low, "r_high": high}
-    row |= {"p": of.permutation_p(x, y), "exact": of.is_enumerated([n])}
-    row |= {"r_se_documents": of.error_of_correlation(x, y, errors) if n else math.nan}
-    row |= {
-        "spearman": of.correlation(of.ranks(x), of.ranks(y)),
-        "spearman_p": of.permutation_p(of.ranks(x), of.ranks(y)),
-    }
-    row |= {"kendall": of.kendall(x, y), "kendall_p": of.kendall_p(x, y)}
-    row |= {"prediction_r2": of.prediction_r2(x, y)}
-    row |= _without("model", of.without_each(x, y, list(known["model"])))
+    errors = known[f"{name}_se"].to_numpy(dtype=float) if role == MEASURE_ROLE else np.full(len(known), math.nan)
+    row = {"measure": name, "role": role, **_correlations(x, y, list(known["model"]))}
+    row["r_se_documents"] = stats.error_of_correlation(x, y, errors) if len(known) else math.nan
+    row["prediction_r2"] = stats.prediction_r2(x, y)
     row |= _families(known, x, y)
-    row |= _beside_parameters(known, x, y, role)
-    return {**row, "smallest_r": of.smallest_significant(n), "smallest_p": of.smallest_p(y)}
+    row |= _partial(known, x, y, role)
+    return {**row, "smallest_r": stats.smallest_significant(len(known)), "smallest_p": stats.smallest_p(y)}
 
 
 def _length_row(points: pd.DataFrame) -> Row:
-    """Log length against the score over models and lengths; scores change places within a model only.
-
-    Empty where a column is about one score per model.
-    """
-    models, n = list(points[MODEL]), len(points)
+    """Log length against the score over models and lengths; scores change places within a model only."""
     x, y = np.log2(points[LENGTH].to_numpy(dtype=float)), points[SCORE].to_numpy(dtype=float)
-    r, by_rank = of.correlation(x, y), (of.ranks(x), of.ranks(y))
-    low, high = of.fisher_interval(r, n)
-    row = {"measure": LENGTH_NULL, "role": NULL_ROLE, "n": n, "r": r, "r_low": low, "r_high": high}
-    sizes = [models.count(name) for name in dict.fromkeys(models)]
-    row |= {"p": of.permutation_p(x, y, strata=models), "exact": of.is_enumerated(sizes)}
-    row |= {"spearman": of.correlation(*by_rank), "spearman_p": of.permutation_p(*by_rank, strata=models)}
-    row |= {"kendall": of.kendall(x, y), "kendall_p": of.kendall_p(x, y, models)}
-    row |= _without("model", of.without_each(x, y, models))
-    return {**row, **_without("family", {}), "families": 0, "smallest_r": of.smallest_significant(n)}
+    row = {"measure": LENGTH_NULL, "role": NULL_ROLE, **_correlations(x, y, list(points[MODEL]), strata=True)}
+    return {**row, **_without("family", {}), "families": 0, "smallest_r": stats.smallest_significant(len(points))}
+
+
+def _correlations(x: stats.Array, y: stats.Array, models: Sequence[str], *, strata: bool = False) -> Row:
+    """The correlations of these points with their p; with `strata`, orders are those within each model."""
+    r, n, by_rank = stats.correlation(x, y), len(x), (stats.ranks(x), stats.ranks(y))
+    low, high = stats.fisher_interval(r, n)
+    groups = models if strata else None
+    sizes = [models.count(name) for name in dict.fromkeys(models)] if strata else [n]
+    return {
+        "n": n, "r": r, "r_low": low, "r_high": high,
+        "p": stats.permutation_p(x, y, strata=groups), "exact": stats.is_enumerated(sizes), "r_se_documents": math.nan,
+        "spearman": stats.correlation(*by_rank), "spearman_p": stats.permutation_p(*by_rank, strata=groups),
+        "kendall": stats.kendall(x, y), "kendall_p": stats.kendall_p(x, y, groups), "prediction_r2": math.nan,
+        **_without("model", stats.without_each(x, y, models)),
+    }  # fmt: skip
 
 
 def _without(what: str, by_absent: dict[object, float]) -> Row:
-    """The lowest and highest r without one of them, and whose absence gives it."""
+    """The lowest and highest r without one of them, and without which."""
     known = {name: r for name, r in by_absent.items() if not math.isnan(r)}
     if not known:
         empty: Row = {f"without_{what}_low": math.nan, f"without_{what}_high": math.nan}
@@ -173,23 +169,30 @@ def _without(what: str, by_absent: dict[object, float]) -> Row:
     }  # fmt: skip
 
 
-def _families(known: pd.DataFrame, x: of.Array, y: of.Array) -> Row:
-    """What families decide; unknown where a model has none."""
+def _families(known: pd.DataFrame, x: stats.Array, y: stats.Array) -> Row:
+    """r without one family and p within families; unknown where a model has no family."""
     families = list(known["family"])
     names = {name for name in families if name}
     if not families or "" in families or len(names) < 2:
         return {"families": len(names), **_without("family", {}), "p_within_families": math.nan}
     within = math.nan
     if max(families.count(name) for name in names) > 1:
-        within = of.permutation_p(x, y, strata=families)
-    return {"families": len(names), **_without("family", of.without_each(x, y, families)), "p_within_families": within}
+        within = stats.permutation_p(x, y, strata=families)
+    return {
+        "families": len(names),
+        **_without("family", stats.without_each(x, y, families)),
+        "p_within_families": within,
+    }
 
 
 def within_families(points: pd.DataFrame, name: str) -> dict[str, tuple[int, float]]:
-    """Models and r of each family by itself, of those with at least three models."""
+    """Models and r of each family that has at least three models."""
     known = points[points[name].notna() & (points["family"] != "")]
     return {
-        str(family): (len(part), of.correlation(part[name].to_numpy(dtype=float), part["score"].to_numpy(dtype=float)))
+        str(family): (
+            len(part),
+            stats.correlation(part[name].to_numpy(dtype=float), part["score"].to_numpy(dtype=float)),
+        )
         for family, part in known.groupby("family", sort=False)
         if len(part) >= 3
     }
@@ -199,57 +202,48 @@ def between_families(points: pd.DataFrame, name: str) -> tuple[int, float, float
     """Over the means of families: how many, Spearman's correlation and its exact p; undefined below three."""
     known = points[points[name].notna() & (points["family"] != "")]
     means = known.groupby("family", sort=False)[[name, "score"]].mean()
-    x, y = (of.ranks(means[each].to_numpy(dtype=float)) for each in (name, "score"))
-    return len(means), of.correlation(x, y), of.permutation_p(x, y)
+    x, y = (stats.ranks(means[each].to_numpy(dtype=float)) for each in (name, "score"))
+    return len(means), stats.correlation(x, y), stats.permutation_p(x, y)
 
 
-def _beside_parameters(known: pd.DataFrame, x: of.Array, y: of.Array, role: str) -> Row:
-    """What is left of r at equal parameters; unknown where a model does not state them."""
+def _partial(known: pd.DataFrame, x: stats.Array, y: stats.Array, role: str) -> Row:
+    """r at equal parameters; unknown where a model does not state them."""
     sizes = known["parameters"].to_numpy(dtype=float)
     if role == NULL_ROLE or not len(sizes) or not np.isfinite(sizes).all():
         return {"partial_r": math.nan, "partial_r_low": math.nan, "partial_r_high": math.nan, "partial_p": math.nan}
-    r, p = of.partial_correlation(x, y, np.log10(sizes))
-    low, high = of.fisher_interval(r, len(x), held_equal=1)
+    r, p = stats.partial_correlation(x, y, np.log10(sizes))
+    low, high = stats.fisher_interval(r, len(x), covariates=1)
     return {"partial_r": r, "partial_r_low": low, "partial_r_high": high, "partial_p": p}
 
 
 def failures(row: Row) -> list[str]:
-    """What keeps a measure from being said to predict: each requirement that it does not meet, in words."""
-    said = []
+    """The requirements of "predicts" that a measure does not meet; what cannot be known is not met."""
+    missed = []
     if row["n"] < FEWEST_MODELS:
-        said.append(f"{row['n']} models (at least {FEWEST_MODELS})")
+        missed.append(f"{row['n']} models")
     if row["families"] < FEWEST_FAMILIES:
-        said.append(f"{row['families'] or 'no known'} families (at least {FEWEST_FAMILIES})")
-    if math.isnan(row["p_holm"]):
-        said.append("p cannot be known")
-    elif not row["p_holm"] < of.LEVEL:
-        said.append(f"p = {row['p_holm']:.2g} after Holm (below {of.LEVEL:g})")
+        missed.append(f"{row['families'] or 'unknown'} families")
+    if not row["p_holm"] < LEVEL:
+        missed.append(f"p after Holm {_known(row['p_holm'])}")
     for what in ("model", "family"):
         low, high = row[f"without_{what}_low"], row[f"without_{what}_high"]
-        if math.isnan(low):
-            said.append(f"what r is without one {what} cannot be known")
-        elif not (low > 0 if row["r"] > 0 else high < 0):
-            said.append(f"r changes its sign without one {what}")
-    if math.isnan(row["partial_p"]):
-        said.append("what is left at equal parameters cannot be known")
-    elif not row["partial_p"] < of.LEVEL:
-        said.append(f"p = {row['partial_p']:.2g} at equal parameters (below {of.LEVEL:g})")
-    if math.isnan(row["prediction_r2"]):
-        said.append("how well a line through the other models predicts a model cannot be known")
-    elif not row["prediction_r2"] > 0:
-        said.append("the mean of the other models predicts a model better than a line through them")
-    return said
+        if not (low > 0 if row["r"] > 0 else high < 0):
+            missed.append(f"sign without one {what}{' unknown' if math.isnan(low) else ''}")
+    if not row["partial_p"] < LEVEL:
+        missed.append(f"p at equal parameters {_known(row['partial_p'])}")
+    if not row["prediction_r2"] > 0:
+        missed.append(f"R² for others {_known(row['prediction_r2'])}")
+    return missed
+
+
+def _known(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.2g}".replace("-", "−")
 
 
 def verdict(row: Row) -> str:
-    """What may be said of a measure; nothing where no order of the models could have passed Holm's correction."""
-    if math.isnan(row["r"]) or not row["smallest_p_holm"] < of.LEVEL:
+    """What a measure's row supports; nothing where no order of the models could have passed Holm's correction."""
+    if math.isnan(row["r"]) or not row["smallest_p_holm"] < LEVEL:
         return UNKNOWN
     if not failures(row):
         return PREDICTS
-    return GOES_WITH if row["p_holm"] < of.LEVEL else NOT_SHOWN
-
-
-def at_risk(tried: Sequence[float]) -> float:
-    """The chance that at least one of so many independent measures reaches p < 0.05 by luck."""
-    return 1.0 - (1.0 - of.LEVEL) ** len([p for p in tried if not math.isnan(p)])
+    return GOES_WITH if row["p_holm"] < LEVEL else NOT_SHOWN

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
-from qkscope.join.card import join_card
-from qkscope.join.from_results import measures_from_results, require_three
+from qkscope.join.from_results import measures_from_results
 from qkscope.join.inputs import FAMILY, MODEL, SCORE, Measures, Scores, measures_of, models_of, read_table, scores_of
-from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import MODELS, PREFIX, load_published_models, published_scores
 from qkscope.join.table import Joined, join
-from qkscope.join.words import terminal_lines
+from qkscope.join.text import join_card, terminal_lines
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import (
@@ -22,6 +20,8 @@ from qkscope.results.folder import (
     CHANGES_CSV,
     DIFFERENCES_CSV,
     JOIN_CSV,
+    JOIN_PNG,
+    JOIN_SVG,
     LENGTHS_CSV,
     POINTS_CSV,
     join_folder,
@@ -53,47 +53,44 @@ class JoinOutcome:
 
 def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     """Join and write; raises InputError where there is nothing to join."""
+    from qkscope.draw.style import save_as  # matplotlib: only here
+    from qkscope.join.figure import draw_join
+
     measures, scores = _measures(request), _scores(request.scores)
     if request.models is not None:
-        measures = measures.about(models_of(read_table(Path(request.models), [MODEL], (MODEL, FAMILY))))
+        measures = measures.with_models(models_of(read_table(Path(request.models), [MODEL], (MODEL, FAMILY))))
     folder = out or _folder(request, scores)
     joined = join(measures, scores)
-    measures, scores = joined.measures, joined.scores  # without models that are another under a second name
-    within, changes = within_models(measures, scores), differences(measures, scores)
-    across = of_differences(changes)
     files = [folder / JOIN_CSV, folder / POINTS_CSV]
     write_csv(joined.table, files[0])
     write_csv(joined.points, files[1])
-    for name, table in ((LENGTHS_CSV, within), (CHANGES_CSV, changes), (DIFFERENCES_CSV, across)):
+    by_length = {LENGTHS_CSV: joined.within, CHANGES_CSV: joined.changes, DIFFERENCES_CSV: joined.across}
+    for name, table in by_length.items():
         if len(table):
             files.append(folder / name)
             write_csv(table, files[-1])
-    from qkscope.join.figure import draw_join, save_join  # matplotlib: only here
-
-    files += [*save_join(draw_join(joined), folder), folder / CARD]
-    write_text(files[-1], to_markdown(join_card(joined, within, across)))
+    files += [*save_as(draw_join(joined), folder / JOIN_PNG, folder / JOIN_SVG), folder / CARD]
+    write_text(files[-1], to_markdown(join_card(joined)))
     return JoinOutcome(joined, tuple(terminal_lines(joined)), folder, tuple(files))
 
 
 def _measures(request: JoinRequest) -> Measures:
     source, path = request.measures, Path(request.measures)
     if source == f"{PREFIX}{MODELS}":
-        return _only(load_published_models().measures, request.chosen)
+        return _choose(load_published_models().measures, request.chosen)
     if source.startswith(PREFIX):
         raise InputError(f"{source}: the published measures are {PREFIX}{MODELS}")
     if path.is_dir() or (is_archive(path) and path.exists()):
-        measures = measures_from_results(path, request.chosen, common=request.common)
-        require_three(measures)
-        return measures
+        return measures_from_results(path, request.chosen, common=request.common)
     if not path.exists():
         raise InputError(
             f"{path}: no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
             f"a row per model, or {PREFIX}{MODELS}"
         )
-    return _only(measures_of(read_table(path, [MODEL]), str(path)), request.chosen)
+    return _choose(measures_of(read_table(path, [MODEL]), str(path)), request.chosen)
 
 
-def _only(measures: Measures, chosen: Sequence[str]) -> Measures:
+def _choose(measures: Measures, chosen: Sequence[str]) -> Measures:
     unknown = [name for name in chosen if name not in measures.names]
     if unknown:
         raise InputError(
@@ -114,7 +111,7 @@ def _scores(source: str) -> Scores:
 
 
 def _folder(request: JoinRequest, scores: Scores) -> Path:
-    """Beside the results, under the scores' name."""
+    """In the results, under the scores' name."""
     path = Path(request.measures)
     if not path.is_dir():
         raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
