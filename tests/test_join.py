@@ -13,12 +13,20 @@ from scipy import stats
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.join import statistics as of
-from qkscope.join.card import join_card
 from qkscope.join.inputs import Measures, Scores, measures_of, scores_of
 from qkscope.join.lengths import differences, of_differences, within_models
 from qkscope.join.published import load_published_models, published_scores
-from qkscope.join.table import GOES_WITH, NOT_SHOWN, PREDICTS, UNKNOWN, at_risk, between_families, join, within_families
-from qkscope.join.words import terminal_lines
+from qkscope.join.table import (
+    GOES_WITH,
+    NOT_SHOWN,
+    PREDICTS,
+    UNKNOWN,
+    between_families,
+    failures,
+    join,
+    within_families,
+)
+from qkscope.join.text import join_card, terminal_lines
 from qkscope.join.write import JoinRequest, join_scores
 from qkscope.words.blocks import to_markdown
 
@@ -102,7 +110,6 @@ def test_intervals_bars_and_corrections_are_those_of_the_books():
     # Holm by hand: 0.01 x 3, 0.02 x 2, 0.04 x 1, each at least the one before.
     assert of.holm([0.04, math.nan, 0.01, 0.02]) == pytest.approx([0.04, math.nan, 0.03, 0.04], nan_ok=True)
     assert of.holm([0.5, 0.9]) == [1.0, 1.0]
-    assert at_risk([0.1] * 5) == pytest.approx(1 - 0.95**5)
 
 
 def _with_correlation(r, n):
@@ -190,11 +197,11 @@ def test_nothing_is_said_to_predict_in_the_published_case(published):
     measured = published.table[published.table["role"] == "measure"]
     assert set(measured["verdict"]) == {NOT_SHOWN}
     assert list(measured["p_holm"]) == pytest.approx([0.2429, 0.2429, 0.2429, 0.7976], abs=0.001)  # 4 x 0.0607
-    written = to_markdown(join_card(published, pd.DataFrame(), pd.DataFrame()))
-    assert "None of the 4 measures tried is shown to go with published:longbench-pro over 7 models" in written
+    written = to_markdown(join_card(published))
+    assert "None of the 4 measures tried significantly correlates with published:longbench-pro over 7 models" in written
     assert "no measure reaches it" in written
-    assert "7 models (at least 10)" in written
     assert " predicts published" not in written
+    assert all("7 models" in failures(row) for row in published.rows("measure"))
     assert "no |r| below 0.75 significant" in " ".join(terminal_lines(published))
 
 
@@ -215,9 +222,9 @@ def test_families_by_themselves_and_their_means_alone(published):
     families, rank, p = between_families(published.points, "ap_drop")
     assert (families, rank) == (3, pytest.approx(-1.0))
     assert p == pytest.approx(2 / 6)  # either direction; in the one that was expected, 1/6
-    written = to_markdown(join_card(published, pd.DataFrame(), pd.DataFrame()))
-    assert "within Ministral3 r = 0.02 (3 models)" in written
-    assert "over the means of 3 families, Spearman −1.00 (p = 0.333)" in written
+    written = to_markdown(join_card(published))
+    assert "Ministral3 0.02 (3 models)" in written
+    assert "−1.00 (p = 0.333, 3 families)" in written
 
 
 def test_what_one_model_decides_is_named(published):
@@ -238,8 +245,8 @@ def test_two_falling_curves_are_held_against_length_alone():
     assert across["r"].isna().all()  # two models have no correlation, whatever their curves do
     whole = join(_only(shipped, "ap"), ruler)
     assert whole.table["verdict"].iloc[0] == UNKNOWN
-    written = to_markdown(join_card(whole, within.reset_index(), across))
-    assert "too few to know" in written
+    written = to_markdown(join_card(whole))
+    assert "Too few models have scores and measures at two lengths" in written
     assert "Mistral v0.2 was measured as an instruct model" in written
     assert "Qwen3" not in written  # notes are about the models of the join
 
@@ -266,7 +273,7 @@ def test_a_measure_that_meets_every_requirement_predicts():
     x, y, size, family = world()
     found = join(measures({"x": x}, family, size), scores(y))
     assert found.table["verdict"].iloc[0] == PREDICTS
-    assert "x predicts bench" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
+    assert "x predicts bench" in to_markdown(join_card(found))
 
 
 @pytest.mark.slow
@@ -287,7 +294,7 @@ def test_each_requirement_alone_refuses_the_word(change):
         scores(y),
     )
     assert found.table["verdict"].iloc[0] == GOES_WITH
-    assert "short of predicting" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
+    assert "short of predicting" in to_markdown(join_card(found))
 
 
 @pytest.mark.slow
@@ -391,7 +398,6 @@ def test_equal_measures_are_undefined_and_not_zero(tmp_path):
     row = found.table.set_index("measure").loc["x"]
     assert math.isnan(row["r"])
     assert row["verdict"] == UNKNOWN
-    assert "undefined, because its values are equal" in to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
     assert found.table.set_index("measure").loc["y", "p_holm"] == found.table.set_index("measure").loc["y", "p"]
 
 
@@ -410,9 +416,8 @@ def test_measures_that_nothing_could_have_shown_are_not_given_a_bar():
     assert found.table["smallest_p"].iloc[0] == found.table["p"].iloc[0] == pytest.approx(2 / 120)
     assert set(found.table["verdict"]) == {UNKNOWN}
     said = " ".join(terminal_lines(found))
-    assert "none can be shown, whatever its r. With these models at most 2 measures may be tried" in said
-    assert "Nothing can be known from 5 models: no order of so few is rare enough for 8 measures" in said
-    assert "the best needs" not in said
+    assert "none can be significant, whatever its r. With these models at most 2 measures may be tried" in said
+    assert "Nothing can be known from 5 models: no order of so few is rare enough" in said
     two = join(measures({"best": np.arange(5.0), "noise": many["noise0"]}), scores(range(5)))
     assert two.table["verdict"].iloc[0] == GOES_WITH
 
@@ -438,11 +443,10 @@ def test_how_many_measures_may_be_tried_is_what_holm_allows():
 
 def test_what_is_undefined_is_said_to_be_unknown_and_not_to_fail():
     found = join(measures({"x": [1.0, 2, math.nan]}), scores([1, 2, 3]))
-    written = to_markdown(join_card(found, pd.DataFrame(), pd.DataFrame()))
+    written = to_markdown(join_card(found))
     assert "nan" not in written
-    assert "p cannot be known" in written
-    assert "predicts a model cannot be known" in written
-    assert "the mean of the other models predicts" not in written
+    assert "p after Holm unknown" in written
+    assert "R² for others unknown" in written
     assert any("2  undefined" in line for line in terminal_lines(found))
 
 

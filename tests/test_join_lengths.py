@@ -1,5 +1,6 @@
 """Scores at several lengths: length is a null model in the same table, and what it gives alone is said."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,16 +9,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from qkscope.join.card import join_card
 from qkscope.join.inputs import Measures, scores_of
 from qkscope.join.lengths import of_differences, over_lengths, within_models
 from qkscope.join.published import load_published_models, published_scores
 from qkscope.join.table import NULL_ROLE, join
-from qkscope.join.words import terminal_lines
+from qkscope.join.text import join_card, terminal_lines
 from qkscope.words.blocks import to_markdown
 from qkscope.words.phrases import number
-
-NOTHING = pd.DataFrame()
 
 
 def world(*, by_length=True):
@@ -58,16 +56,16 @@ def test_what_length_alone_gives_is_said_beside_the_measure_over_the_same_scores
     assert (row["n"], row["models"]) == (8, 3)
     assert row["r_log_length"] == pytest.approx(np.corrcoef(length, y)[0, 1])
     said = f"Over 8 scores of 3 models at several lengths, x has r = {row['r']:.2f} (p = "
-    for text in (" ".join(terminal_lines(found)), to_markdown(join_card(found, NOTHING, NOTHING))):
+    for text in (" ".join(terminal_lines(found)), to_markdown(join_card(found))):
         assert said in text
-        assert f"the logarithm of length alone has {number(row['r_log_length'])} (p = " in text
+        assert f"log length alone has {number(row['r_log_length'])} (p = " in text
         assert "With 9 models" not in text
 
 
 def test_length_is_there_where_no_measure_was_taken_at_these_windows():
     found = join(*world(by_length=False))
     assert found.table.set_index("measure").loc["length", "n"] == 9
-    assert "no measure was taken at one of these windows" in " ".join(terminal_lines(found))
+    assert "No measure was taken at these windows" in " ".join(terminal_lines(found))
 
 
 def test_scores_without_lengths_have_no_such_row():
@@ -82,8 +80,7 @@ def test_the_published_curve_of_one_model_is_no_better_than_length():
     assert row["r"] == pytest.approx(0.96, abs=0.0051)
     assert row["r_log_length_score"] == pytest.approx(-0.96, abs=0.0051)
     said = " ".join(terminal_lines(join(shipped, by_length)))
-    assert "ap has r = 0.96 (p = 0.025 within models); the logarithm of length alone has −0.96" in said
-    assert "within models), which is as large" in said
+    assert "ap has r = 0.96 (p = 0.025 within models); log length alone has −0.96" in said
     assert "not one evaluation" in said
 
 
@@ -102,8 +99,9 @@ def test_four_models_whose_changes_are_not_symmetric_can_say_something():
     y = np.array([-9.0, -4.0, -1.0, 3.0])
     rows = pd.DataFrame({"score_change": y, "measure_change": y + np.array([0.1, 0, 0.1, 0])})
     changes = of_differences(rows.assign(short=1024, long=2048, measure="x"))
-    within = within_models(*world())
-    said = to_markdown(join_card(join(*world()), within, changes))
-    assert "The change of the measure goes with that of the score for x from 1,024 to 2,048 tokens" in said
+    found = join(*world())
+    text = to_markdown(join_card(dataclasses.replace(found, across=changes)))
+    assert "The change correlates with that of the score for x from 1,024 to 2,048 tokens" in text
     few = of_differences(rows.iloc[:3].assign(short=1024, long=2048, measure="x"))
-    assert "too few to know whether the measure changes" in to_markdown(join_card(join(*world()), within, few))
+    text = to_markdown(join_card(dataclasses.replace(found, across=few)))
+    assert "Too few models have scores and measures at two lengths" in text

@@ -10,18 +10,15 @@ import entry_worlds
 from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.join.among import among
-from qkscope.join.card import join_card
-from qkscope.join.full_heads import ComparedHeads, compared_heads
+from qkscope.join.from_results import ComparedHeads, compared_heads
 from qkscope.join.inputs import scores_of
 from qkscope.join.lengths import joined_lengths
 from qkscope.join.published import load_published_models, published_scores
 from qkscope.join.table import join
-from qkscope.join.words import terminal_lines
+from qkscope.join.text import join_card, terminal_lines
 from qkscope.join.write import JoinRequest, join_scores
 from qkscope.stats.noise import Part
 from qkscope.words.blocks import to_markdown
-
-NOTHING = pd.DataFrame()
 
 
 def write_models(folder, hashes):
@@ -77,7 +74,7 @@ def test_a_second_name_does_not_count_at_lengths_either():
 
 def test_notes_are_about_the_models_of_the_join():
     found = join(load_published_models().measures, published_scores("longbench-pro"))
-    said = " ".join(terminal_lines(found)) + to_markdown(join_card(found, NOTHING, NOTHING))
+    said = " ".join(terminal_lines(found)) + to_markdown(join_card(found))
     assert "Qwen3 models were measured post-trained" in said
     for absent in ("11b", "llama3.1", "Mistral v0.2"):
         assert absent not in said
