@@ -25,8 +25,8 @@ from qkscope.compare.tolerance import Noise
 from qkscope.compare.write import compare_results
 from qkscope.errors import InputError
 from qkscope.lenses.depth_axis import depth_bins
-from qkscope.lenses.rotation.table import TABLE
-from qkscope.lenses.taxonomy.table import category_counts, with_category
+from qkscope.lenses.rotation import TABLE
+from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries
 
 NAME = "published:smollm3-3b"
@@ -89,14 +89,14 @@ def whole():
     odd = heads.groupby("model").cumcount() % 2
     sign, apart = np.where(odd, -1.0, 1.0), np.where(odd, -0.1, 0.1)
     columns = {
-        "rotated.r_k_a": sign * spread_out("r_k_a_abs"),
-        "rotated.alpha_k": sign * rotation["alpha_k_abs"] * (1 + spread),
-        "rotated.separation_strength": spread_out("separation_strength"),
-        "rotated.plane_var_fraction": spread_out("plane_var_fraction"),
-        "rotated.mu_q_a": rotation["mu_q_a"] + spread,
-        "rotated.bias_strength": spread_out("bias_strength"),
-        "rotated.r_q_a": 0.6,
-        "rotated.alpha_q": 0.6 * math.sqrt(12.0) * 2.0 / heads["window"],  # queries spread by 2 along the axis
+        "r_k_a": sign * spread_out("r_k_a_abs"),
+        "alpha_k": sign * rotation["alpha_k_abs"] * (1 + spread),
+        "separation_strength": spread_out("separation_strength"),
+        "plane_var_fraction": spread_out("plane_var_fraction"),
+        "mu_q_a": rotation["mu_q_a"] + spread,
+        "bias_strength": spread_out("bias_strength"),
+        "r_q_a": 0.6,
+        "alpha_q": 0.6 * math.sqrt(12.0) * 2.0 / heads["window"],  # queries spread by 2 along the axis
         "plasticity_sampled.places": 148,
     }
     for number in PLASTICITY.numbers:
@@ -271,9 +271,9 @@ def test_one_cell_beyond_its_tolerance_differs_and_no_other(what, column):
 @pytest.mark.parametrize(
     ("column", "what", "cell"),
     [
-        ("rotated.mu_q_a", "rotation", "mu_q_a"),
-        ("rotated.alpha_k", "rotation", "alpha_k_abs"),
-        ("rotated.r_k_a", "rotation", "r_k_a_abs"),
+        ("mu_q_a", "rotation", "mu_q_a"),
+        ("alpha_k", "rotation", "alpha_k_abs"),
+        ("r_k_a", "rotation", "r_k_a_abs"),
         ("plasticity_sampled.ap_last", "plasticity", "ap_last"),
     ],
 )
@@ -283,7 +283,7 @@ def test_one_mean_beyond_its_tolerance_differs_and_no_other(whole, column, what,
     for times, differing in ((0.9, set()), (1.1, {(what, model, cell, "differs")})):
         shifted = whole.copy()
         here = shifted["model"] == model
-        if column == "rotated.r_k_a":  # the lowest only, which moves the mean and no quartile
+        if column == "r_k_a":  # the lowest only, which moves the mean and no quartile
             here &= shifted[column].abs() < 0.85
             assert 10 < here.sum() < 75
         shifted.loc[here, column] -= np.sign(shifted.loc[here, column]) * times * allowed * 300 / here.sum()
@@ -394,21 +394,20 @@ def test_errors_of_means_and_counts_are_the_spread_of_draws():
 def write(folder, heads):
     """A results folder with these heads; other estimators and the common window have other values."""
     folder.mkdir(parents=True)
-    own = [name for name in heads.columns if "." not in name]
-    heads[own].to_csv(folder / "qk.csv", index=False)
-    (folder / "provenance.json").write_text(json.dumps(provenance()))
     key = ["model", "layer", "head", "window"]
-    for table in ("rotated", "plasticity_sampled"):
-        columns = {name: name.partition(".")[2] for name in heads.columns if name.startswith(f"{table}.")}
-        if not columns:
-            continue
-        rows = heads[[*key, *columns]].rename(columns=columns)
-        if table == "rotated":
-            rows = rows.assign(kv_head=0, depth=0.5, **{n: 0.5 for n in TABLE.names if n not in rows.columns})
-            rows = pd.concat([rows, rows[rows["window"] > 4096].assign(window=4096, r_k_a=0.1)])
-        else:
-            rows = pd.concat([rows.assign(estimator="published"), rows.assign(estimator="counting", ap=0.99)])
-        rows.to_csv(folder / f"{table}.csv", index=False)
+    along_axis = [name for name in heads.columns if name in TABLE.names]
+    sampled = {name: name.partition(".")[2] for name in heads.columns if "." in name}
+    heads.drop(columns=[*along_axis, *sampled]).to_csv(folder / "qk.csv", index=False)
+    (folder / "provenance.json").write_text(json.dumps(provenance()))
+    if along_axis:
+        rows = heads[[*key, *along_axis]].assign(kv_head=0, depth=0.5)
+        rows = rows.assign(**{name: 0.5 for name in TABLE.names if name not in along_axis})
+        common = rows[rows["window"] > 4096].assign(window=4096, r_k_a=0.1)
+        pd.concat([rows, common]).to_csv(folder / "rotated.csv", index=False)
+    if sampled:
+        rows = heads[[*key, *sampled]].rename(columns=sampled)
+        both = [rows.assign(estimator="published"), rows.assign(estimator="counting", ap=0.99)]
+        pd.concat(both).to_csv(folder / "plasticity_sampled.csv", index=False)
     return folder
 
 
@@ -445,7 +444,7 @@ def write_means(folder, heads):
     rows = []
     for (model, layer), part in heads.groupby(["model", "layer"], sort=False):
         place = {"model": model, "window": part["window"].iloc[0], "layer": layer, "heads": len(part)}
-        mean = part["rotated.mu_q_a"].mean()
+        mean = part["mu_q_a"].mean()
         without = {f"without_{group}": mean + move for group, move in enumerate(moves)}
         rows.append({**place, "table": "rotated", "column": "mu_q_a", "mean": mean, **without})
         tokens = {f"without_{group}": 7000 for group in range(len(moves))}
@@ -519,7 +518,7 @@ def by_gid(artists, gid):
 @pytest.mark.slow
 def test_the_figure_has_a_panel_per_quantity_with_all_its_numbers(whole):
     shifted = whole.copy()
-    shifted.loc[shifted["model"] == MODELS[3], "rotated.mu_q_a"] += 1.0
+    shifted.loc[shifted["model"] == MODELS[3], "mu_q_a"] += 1.0
     found = judged(shifted)
     figure = draw_comparison(Entries("SmolLM3-3B", (), ()), found, "Compared", "note")
     panels = {axes.get_title("left"): axes for axes in figure.axes}

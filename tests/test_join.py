@@ -450,12 +450,6 @@ def test_what_is_undefined_is_said_to_be_unknown_and_not_to_fail():
     assert any("2  undefined" in line for line in terminal_lines(found))
 
 
-def test_two_measures_that_predict_are_spoken_of_in_the_plural():
-    x, y, size, family = world(n=12)
-    found = join(measures({"x": x, "z": x + 0.001 * np.arange(12)}, family, size), scores(y))
-    assert "x and z predict bench beyond" in " ".join(terminal_lines(found))
-
-
 def test_a_model_twice_or_no_measure_is_refused():
     with pytest.raises(InputError, match="twice"):
         measures_of(pd.DataFrame({"model": ["a", "a"], "x": [1.0, 2.0]}), "mine")

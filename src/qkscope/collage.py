@@ -24,7 +24,7 @@ from qkscope.draw import style
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.lenses.rotation.axes import axes_of
-from qkscope.lenses.sample.choose import distances
+from qkscope.lenses.sample import distances
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
@@ -39,8 +39,8 @@ from qkscope.results.folder import (
     plain_name,
     vectors_path,
 )
-from qkscope.vectors.kept import kept_layer, token_texts_of
-from qkscope.vectors.layout import find_vectors
+from qkscope.validation.kept import kept_layer, token_texts_of
+from qkscope.validation.layout import find_vectors
 from qkscope.words.blocks import AnyBlock, TableBlock, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened
 

@@ -194,7 +194,7 @@ def _add_compare(commands: Any) -> None:
         "compare",
         "whether results reproduce published numbers, or another results folder",
         "Compare a results folder, number by number, with published values that ship with qkscope, or with another\n"
-        "results folder (then also head by head). Writes a table, a picture and a card into RESULTS/comparison/.\n"
+        "results folder (then head by head). Writes a table, a figure and a card into RESULTS/comparison/.\n"
         "Exit code 0: reproduced within the stated tolerances; 1: not reproduced; 2: nothing to compare.",
         "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
         "  qkscope compare results/today --with results/yesterday --tolerance 1e-4",

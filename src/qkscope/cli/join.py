@@ -10,10 +10,10 @@ from qkscope.cli.command import add_command
 from qkscope.text import visible_line
 
 ABOUT = """\
-Do internal measures go with benchmark scores? Joins each model's mean over heads with its score, and reports only what
-so few models can support: exact permutation p, intervals, how much depends on one model or one family, what is left at
-equal parameters, and Holm's correction for every measure that was tried. The number of parameters is the null model in
-the same table; for scores at several lengths, so is length.
+Do internal measures correlate with benchmark scores? Joins each model's mean over heads with its score, and reports
+what so few models can support: exact permutation p, intervals, how much depends on one model or family, what is left
+at equal parameters, and Holm's correction for every measure that was tried. The number of parameters is the null model
+in the same table; for scores at several lengths, so is length.
 """
 EXAMPLES = """\
 examples:
@@ -22,16 +22,16 @@ examples:
   qkscope join published:models --scores published:longbench-pro --measure ap_drop --out join
 """
 AMONG = """\
-Where is my model among the published ones? Means over heads of each entry beside those of thirteen published models,
+Where is my model among the published ones? Means over heads of each entry next to those of thirteen published models,
 each with its window. The published values are of full-attention layers, so heads of other layers are left out where a
-model has both. Numbers measured at a different window are marked as not comparable.
+model has both. Numbers measured at a different window get no rank.
 """
 
 
 def add_join(commands: Any) -> None:
     """Both commands and their options."""
     _add_among(commands)
-    summary = "whether internal measures of models go with benchmark scores"
+    summary = "whether internal measures of models correlate with benchmark scores"
     parser = add_command(commands, "join", "qkscope.cli.join:join", summary, ABOUT, EXAMPLES)
     parser.add_argument(
         "measures",

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from qkscope.compare.judge import DIFFERS, Judged
+from qkscope.compare.judge import DIFFERS, JudgedNumbers
 from qkscope.compare.numbers import group_title, measure_title
 from qkscope.draw import style
 from qkscope.results.read import Entries
@@ -22,7 +22,7 @@ _MARKS = {"r_k": (style.RED, "s"), "explained_variance": (style.PURPLE, "D")}
 _MARK = (style.BLUE, "o")  # of everything else
 
 
-def draw_comparison(study: Entries, judged: Judged, headline: str, note: str) -> Figure:
+def draw_comparison(study: Entries, judged: JudgedNumbers, headline: str, note: str) -> Figure:
     """Value against reference with tolerance, standard error and a ring around what differs."""
     cells = judged.counted
     shared = cells[cells["value"].notna() & cells["reference"].notna()]
@@ -85,7 +85,7 @@ def _draw_panel(axes: Axes, cells: pd.DataFrame) -> None:
               color=style.GREY, gid="facts")  # fmt: skip
 
 
-def _key(judged: Judged) -> list[Artist]:
+def _key(judged: JudgedNumbers) -> list[Artist]:
     def mark(colour: str, marker: str, label: str, face: str | None = None) -> Line2D:
         face = colour if face is None else face
         return Line2D(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from qkscope.compare.judge import DIFFERS, Judged, judge
+from qkscope.compare.judge import DIFFERS, JudgedNumbers, judge
 from qkscope.compare.numbers import MEASURES
 from qkscope.compare.text import listed_names, quoted_names, window_note
 from qkscope.compare.tolerance import discovery_multiple
@@ -22,7 +22,7 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import KEY, replicate_groups
 from qkscope.lenses.head_measures import load_tables
 from qkscope.lenses.signs import is_turned, sign_unsure
-from qkscope.lenses.taxonomy.table import with_category
+from qkscope.lenses.taxonomy import with_category
 from qkscope.results.read import Results
 from qkscope.results.schema import REPLICATES_CSV
 from qkscope.stats import significance
@@ -41,7 +41,7 @@ _SIGNED = ("r_q", "r_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadComparison(Judged):
+class HeadComparison(JudgedNumbers):
     """Two runs head by head.
 
     `pairs` has a row per head that both have, as the tables have it: `turned` says that the sign is not known and the

@@ -16,7 +16,7 @@ _ROUNDING = 1e-12  # of the subtraction itself: a difference of exactly the tole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedNumbers:
     """A run judged against a reference: `cells` has a row per number.
 
     Heads of another category are in `changed`, where the reference has heads.

@@ -1,7 +1,7 @@
 """Which numbers a published study has: a statistic of a column over the sampled heads each, and how noisy it is.
 
-A number that is added here is compared, listed and drawn like all others. Columns of other tables than `qk.csv` are
-named `table.column` (`lenses.head_measures`).
+A number that is added here is compared, listed and drawn like all others. Columns are measures of heads by name;
+those of sampled plasticity, which is another estimator of the same measures, have the name of its table in front.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from qkscope.compare.tolerance import Noise
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.depth_axis import DEPTH_COLUMNS, N_BINS
-from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE
+from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 
 MEASURES = ("r_q", "r_k", "explained_variance")  # of component 0
-SAMPLED = SAMPLED_FILE.removesuffix(".csv")
+SAMPLED = PLASTICITY_SAMPLED_CSV.removesuffix(".csv")
 # Errors of sampled plasticity are over the keys' documents, with queries kept constant. With both recomputed, the error
 # of a mean over heads of one layer was 0.8 to 1.4 times the mean of theirs in SmolLM2-135M (docs/lenses/plasticity.md).
 WITH_QUERIES = 1.3
@@ -87,7 +87,7 @@ def _by_depth(column: str) -> tuple[Number, ...]:
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
     """The mean over heads of a column of `rotated.csv`, and its quartiles; `cell` ends in _abs for absolute values."""
-    magnitude, column = cell.endswith("_abs"), f"rotated.{cell.removesuffix('_abs')}"
+    magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
     numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
     for statistic, (_, which) in _QUARTILES.items() if quartiles else ():
         title = f"{which} quartile of heads' {what}"
@@ -125,8 +125,8 @@ PLASTICITY = NumberTable(
         )
     ),
     "heads",
-    f"these results have no {SAMPLED_FILE}, and the closed form of plasticity.csv is another estimator; keep vectors "
-    "(qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)",
+    f"these results have no {PLASTICITY_SAMPLED_CSV}, and the closed form of plasticity.csv is another estimator; "
+    "keep vectors (qkscope run STUDY --vectors) and draw pairs (qkscope analyze RESULTS --plasticity-pairs 1000)",
 )
 TABLES = (
     NumberTable(

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.compare import tolerance
-from qkscope.compare.judge import Judged, judge
-from qkscope.compare.numbers import NUMBERS, SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
+from qkscope.compare.judge import JudgedNumbers, judge
+from qkscope.compare.numbers import ROTATION, SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
 from qkscope.compare.references import PublishedReference
 from qkscope.compare.text import listed_names, quoted_names, span, window_note
 from qkscope.compare.tolerance import Noise
@@ -22,36 +22,38 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import UNDEFINED
 from qkscope.lenses.depth_axis import depth_bins
-from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.head_measures import find_measure, heads_with_measures, join_columns, load_tables
-from qkscope.lenses.heads import HeadSample, choose_heads
-from qkscope.lenses.plasticity.from_vectors import SAMPLED_FILE
-from qkscope.lenses.plasticity.published import BUCKETS, MISSING
-from qkscope.lenses.plasticity.sampled import PUBLISHED
-from qkscope.lenses.taxonomy.table import with_category
+from qkscope.lenses.draws import KEY, drawn_heads
+from qkscope.lenses.head_measures import find_measure, heads_with_measures, load_tables
+from qkscope.lenses.rotation.table import FILE as ROTATED_CSV
+from qkscope.lenses.taxonomy import with_category
+from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import Results, read_study_table
 from qkscope.results.schema import REPLICATES_CSV, depth_of_layers
+from qkscope.study.heads import HeadSample, choose_heads
+from qkscope.validation.plasticity import PUBLISHED
+from qkscope.validation.published import BUCKETS, MISSING
 
-_SPREAD = ("rotated.alpha_q", "rotated.r_q_a")  # the queries' spread along the axis follows from these
+_SPREAD = ("alpha_q", "r_q_a")  # the queries' spread along the axis follows from these
 _PLACES = f"{SAMPLED}.places"  # query buckets that the sampled vectors fill
-MeanError = Callable[[str, str], float]  # of the mean of `table.column` over the heads of a checkpoint
+MeanError = Callable[[str, str], float]  # of the mean of a measure over the heads of a checkpoint
 
 
-def compare_folder_with_published(results: Results, reference: PublishedReference, wanted: float | None) -> Judged:
+def compare_folder_with_published(
+    results: Results, reference: PublishedReference, wanted: float | None
+) -> JudgedNumbers:
     """Compare a results folder, each checkpoint at its native context; `wanted` replaces every tolerance."""
-    at = load_tables(results, ["rotated.csv", REPLICATES_CSV])
-    columns = [number.column for number in NUMBERS.values() if number.column.startswith("rotated.")]
-    heads = heads_with_measures(at, list(dict.fromkeys([*columns, *_SPREAD])))
+    at = load_tables(results, [ROTATED_CSV, REPLICATES_CSV])
+    heads = heads_with_measures(at, [*ROTATION.columns, *_SPREAD])
     sampled = _read_sampled_plasticity(results)
     if sampled is not None:
-        heads = join_columns(heads, sampled, SAMPLED, [*SAMPLED_COLUMNS, "places"])
+        heads = heads.merge(sampled, on=KEY, how="left", validate="one_to_one")
     sample = published_sample(reference)
     measured, in_sample = (each.groupby("model").size() for each in (heads, _in_sample(heads, sample, reference)))
 
     def mean_error(name: str, model: str) -> float:
         """From the layers' means without each group of documents, which are over all heads that were measured."""
-        found = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
-        return math.nan if found is None else found[0].error(found[1], model)
+        quantity = find_measure(at, name) if measured.get(model) == in_sample.get(model) == len(sample) else None
+        return math.nan if quantity is None else quantity[0].error(quantity[1], model)
 
     draws = list(drawn_heads(at.heads, at.replicates))
     return compare_with_published(heads, results.study.names, reference, wanted, draws, mean_error)
@@ -64,11 +66,14 @@ def _read_sampled_plasticity(results: Results) -> pd.DataFrame | None:
     """
     key = ("model", "layer", "head", "window", "estimator")
     texts = ("model", "estimator", "rotary", "attention", "errors")
-    table = read_study_table(results, SAMPLED_FILE, [*SAMPLED_COLUMNS, "places"], key, texts)
+    table = read_study_table(results, PLASTICITY_SAMPLED_CSV, [*SAMPLED_COLUMNS, "places"], key, texts)
     if table is None:
         return None
     windows = results.heads.groupby("model")["window"].max()
-    return table[(table["window"] == table["model"].map(windows)) & (table["estimator"] == PUBLISHED)]
+    own = table[(table["window"] == table["model"].map(windows)) & (table["estimator"] == PUBLISHED)]
+    return own[[*KEY, *SAMPLED_COLUMNS, "places"]].rename(
+        columns=lambda name: name if name in KEY else f"{SAMPLED}.{name}"
+    )
 
 
 def compare_with_published(
@@ -78,10 +83,10 @@ def compare_with_published(
     wanted: float | None = None,
     draws: Sequence[pd.DataFrame] = (),
     mean_error: MeanError = lambda name, model: math.nan,
-) -> Judged:
+) -> JudgedNumbers:
     """Compare heads with a published study; `names` are their checkpoints.
 
-    `heads` are those of component 0 with the columns of other tables, `draws` the same heads as other documents would
+    `heads` are those of component 0 with a column per measure, `draws` the same heads as other documents would
     have given them. Tables of which the heads have no numbers are left out, and a note says so. `wanted` replaces every
     tolerance: an absolute difference of correlations and shares, a share of the heads for numbers of heads, a share of
     the number itself for slopes and means. Raises InputError when no published number can be compared.
@@ -96,7 +101,7 @@ def compare_with_published(
         for table in run.left_out
     ]
     only_results = tuple(name for name in names if name not in set(reference.names))
-    return Judged(
+    return JudgedNumbers(
         cells=judge(cells),
         only_results=only_results,
         only_reference=tuple(name for name in reference.names if name not in set(names)),
@@ -166,7 +171,7 @@ class _Run:
         if table.errors == "draws" and self.drawn:
             return np.asarray(np.stack([number.over(draw).reindex(self.models) for draw in self.drawn]).std(axis=0))
         if table.errors == "panel" and number.statistic == "mean":
-            return np.array([self.mean_error(f"rotated.{number.cell}", model) for model in self.models])
+            return np.array([self.mean_error(number.cell, model) for model in self.models])
         if table.errors == "heads":
             column, none = error_name(number.column), pd.DataFrame()
             return np.array([_error_of_mean(self.by_model.get(model, none), column) for model in self.models])

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, Judged, largest_differences, summarize
+from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, JudgedNumbers, largest_differences, summarize
 from qkscope.compare.numbers import group_title, number_title
 from qkscope.results.folder import CHANGED_HEADS_CSV, COMPARISON_CSV
 from qkscope.text import counted
@@ -21,7 +21,7 @@ _LISTED = 6  # names in a sentence
 _ROUNDING = 1e-12  # printed as 0
 
 
-def comparison_lines(judged: Judged, header: str) -> list[str]:
+def comparison_lines(judged: JudgedNumbers, header: str) -> list[str]:
     """What the command line prints; the last line is the verdict."""
     lines = [header, *judged.notes]
     for row in _records(summarize(judged.counted, group_title)):
@@ -38,7 +38,7 @@ def comparison_lines(judged: Judged, header: str) -> list[str]:
     return [*lines, *_one_side(judged), _verdict(judged)]
 
 
-def comparison_card(judged: Judged, title: str, about: Block) -> list[AnyBlock]:
+def comparison_card(judged: JudgedNumbers, title: str, about: Block) -> list[AnyBlock]:
     """The README of a comparison; `about` names the reference."""
     return [
         heading(1, f"{title}: comparison"),
@@ -54,7 +54,7 @@ def comparison_card(judged: Judged, title: str, about: Block) -> list[AnyBlock]:
     ]
 
 
-def _verdict(judged: Judged) -> str:
+def _verdict(judged: JudgedNumbers) -> str:
     verdicts = judged.counted["verdict"].value_counts()
     total = len(judged.counted)
     if judged.reproduced:
@@ -65,7 +65,7 @@ def _verdict(judged: Judged) -> str:
     return f"Not reproduced: of {counted(total, judged.noun)}, {listed(parts)}."
 
 
-def _one_side(judged: Judged) -> list[str]:
+def _one_side(judged: JudgedNumbers) -> list[str]:
     """Checkpoints and numbers that one side lacks."""
     absent = judged.counted["model"].isin([*judged.only_results, *judged.only_reference])
     lacking = judged.counted[(judged.counted["verdict"] == MISSING) & ~absent]
@@ -96,7 +96,7 @@ def _summary_table(summary: pd.DataFrame) -> TableBlock:
     return TableBlock(titles, rows)
 
 
-def _largest_table(judged: Judged) -> list[AnyBlock]:
+def _largest_table(judged: JudgedNumbers) -> list[AnyBlock]:
     largest = largest_differences(judged.counted, _LARGEST)
     if largest.empty:
         return [paragraph("All differences are zero.")]

@@ -26,15 +26,11 @@ from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, TableBlock, bullet, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened, significant
 
-# What was published, and where results have it in the same units: means over heads, of sizes where it has sizes.
-_ALONG_AXES = (
-    "r_q_a_abs", "r_k_a_abs", "var_frac_a", "var_frac_b", "plane_var_fraction", "bias_strength", "bias_strength_window",
-)  # fmt: skip
+# What was published; results have the same measures in the same units.
 MEASURES = (
-    *("r_q", "r_k"),
-    *(f"rotated.{name}" for name in _ALONG_AXES),
-    *(f"plasticity.{name}" for name in ("ap", "ap_first", "ap_last", "ap_drop")),
-)
+    "r_q", "r_k", "r_q_a_abs", "r_k_a_abs", "var_frac_a", "var_frac_b", "plane_var_fraction", "bias_strength",
+    "bias_strength_window", "ap", "ap_first", "ap_last", "ap_drop",
+)  # fmt: skip
 NEAR = 0.1  # windows that differ by less than that share count as one
 
 
@@ -48,20 +44,19 @@ def among(folder: Path, published: PublishedModels) -> pd.DataFrame:
 
 
 def _rows(own: AtWindow, measure: str, published: PublishedModels) -> list[dict[str, object]]:
-    found = find_measure(own, measure)
-    if found is None:
+    quantity = find_measure(own, measure)
+    if quantity is None:
         return []
-    panel, column = found
-    theirs = published.table[["model", "window", column]].dropna()
-    values, windows = theirs[column].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
+    theirs = published.table[["model", "window", measure]].dropna()
+    values, windows = theirs[measure].to_numpy(dtype=float), theirs["window"].to_numpy(dtype=float)
     rows = []
     for name in own.names:
         heads, window = compared_heads(own, name), own.window_of(name)
-        mean = heads.mean(panel, column, name)
+        mean = heads.mean(*quantity, name)
         alike = np.abs(windows / window - 1.0) <= NEAR  # none where the window is not recorded
         rows.append(
             {
-                "model": name, "measure": column, "value": mean, "value_se": heads.error(panel, column, name),
+                "model": name, "measure": measure, "value": mean, "value_se": heads.error(*quantity, name),
                 "window": window, "heads": heads.heads, "heads_measured": heads.measured,
                 "heads_are": heads.description,
                 "published_low": values.min(), "published_median": float(np.median(values)),

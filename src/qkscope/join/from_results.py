@@ -17,7 +17,7 @@ import pandas as pd
 from qkscope.errors import InputError
 from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
-from qkscope.lenses.head_measures import find_measure, measure_panel
+from qkscope.lenses.head_measures import find_measure, require_measure
 from qkscope.results.entries import listed_names
 from qkscope.results.read import load_results
 from qkscope.results.schema import CHUNKED, SLIDING
@@ -56,12 +56,14 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     values: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
     for name in wanted or DEFAULT:
-        found = measure_panel(at, name) if wanted else find_measure(at, name)
+        quantity = require_measure(at, name) if wanted else find_measure(at, name)
         means = (
-            [math.nan] * len(heads) if found is None else [each.mean(*found, model) for model, each in heads.items()]
+            [math.nan] * len(heads)
+            if quantity is None
+            else [each.mean(*quantity, model) for model, each in heads.items()]
         )
-        if found is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
-            values[name], errors[name] = means, [each.error(*found, model) for model, each in heads.items()]
+        if quantity is not None and (wanted or np.isfinite(means).sum() >= FEWEST_MODELS):
+            values[name], errors[name] = means, [each.error(*quantity, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),

@@ -62,8 +62,8 @@ def load_published_models() -> PublishedModels:
 
 def published_scores(name: str) -> Scores:
     """Shipped scores, such as `longbench-pro`."""
-    found = (entry.name for entry in files("qkscope.data").joinpath(MODELS).iterdir())
-    shipped = sorted(each.removeprefix(_SCORES).removesuffix(".csv") for each in found if each.startswith(_SCORES))
+    names = (entry.name for entry in files("qkscope.data").joinpath(MODELS).iterdir())
+    shipped = sorted(each.removeprefix(_SCORES).removesuffix(".csv") for each in names if each.startswith(_SCORES))
     if name not in shipped:  # also keeps a name like ../x from becoming a path
         there = ", ".join(f"{PREFIX}{each}" for each in shipped)
         raise InputError(f"there are no published scores {name[:60]!r}; there are {there}")

@@ -90,22 +90,22 @@ def _findings(joined: Joined) -> list[str]:
     """What the measures say of the score, and how they compare with the number of parameters."""
     rows, scores = joined.rows(MEASURE_ROLE), joined.scores.name
     names = {word: [str(row["measure"]) for row in rows if row["verdict"] == word] for word in (PREDICTS, GOES_WITH)}
-    found = []
+    findings = []
     if names[PREDICTS]:
         verb = "predicts" if len(names[PREDICTS]) == 1 else "predict"
-        found.append(f"{listed(names[PREDICTS])} {verb} {scores} beyond what parameters do.")
+        findings.append(f"{listed(names[PREDICTS])} {verb} {scores} beyond what parameters do.")
     if names[GOES_WITH]:
         verb = "correlates" if len(names[GOES_WITH]) == 1 else "correlate"
-        found.append(
+        findings.append(
             f"{listed(names[GOES_WITH])} {verb} with {scores} over these models, which is short of predicting."
         )
     models = counted(joined.most_models, "model")
-    if not found and all(row["verdict"] == UNKNOWN for row in rows):
-        found.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
-    elif not found:
+    if not findings and all(row["verdict"] == UNKNOWN for row in rows):
+        findings.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
+    elif not findings:
         none = "The measure tried does not" if len(rows) == 1 else f"None of the {len(rows)} measures tried"
-        found.append(f"{none} significantly correlate{'' if len(rows) == 1 else 's'} with {scores} over {models}.")
-    return [*found, *_against_parameters(joined)]
+        findings.append(f"{none} significantly correlate{'' if len(rows) == 1 else 's'} with {scores} over {models}.")
+    return [*findings, *_against_parameters(joined)]
 
 
 def _against_parameters(joined: Joined) -> list[str]:

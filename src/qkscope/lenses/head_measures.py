@@ -1,6 +1,6 @@
-"""Measures of heads by name: the only place where `compare` and `join` know which table a measure is in.
+"""Measures of heads by name: the only place through which `compare` and `join` read the tables of results.
 
-A measure is named by its column (`r_q`), or by table and column (`rotated.bias_effect`).
+A name may have a table in front (`rotated.bias_effect`), as in results of earlier versions.
 """
 
 from __future__ import annotations
@@ -19,61 +19,51 @@ from qkscope.stats.noise import HeadPanel
 
 
 def load_tables(results: Results, files: Collection[str]) -> AtWindow:
-    """Results at native contexts with the tables of those lenses only that write one of these files."""
+    """Results at native contexts, with the tables of those lenses only that write one of these files."""
     lenses = [lens for lens in registered() if lens.derive or any(table.file in files for table in lens.tables)]
     return build_tables(results, lenses).own
 
 
-def measure_panel(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
-    """The heads that have a measure, for its means and their errors, and the name of its column there.
-
-    Raises InputError if no table has the measure, or if several have it and the name does not say which.
-    """
-    table, dot, column = name.rpartition(".")
-    if not dot and _has_column(at.panel, column, at):
-        return at.panel, column
-    files = [file for file in at.files_by_head if not dot or PurePath(file).stem == table]
-    one_row = [file for file in files if not at.table(file).duplicated(KEY).any()]
-    matches = [file for file in one_row if _has_column(at.panel_of(file), column, at)]
-    if len(matches) == 1:
-        return at.panel_of(matches[0]), column
-    if matches:
-        choices = " or ".join(f"{PurePath(file).stem}.{column}" for file in matches)
-        raise InputError(f"--measure {name}: several tables have this column; write {choices}")
-    stems = ", ".join(PurePath(file).stem for file in at.files_by_head)
-    raise InputError(
-        f"--measure {name}: these results have no such column of heads; the tables are qk, {stems}, and "
-        "docs/results.md has their columns (`qkscope analyze` writes tables that are missing)"
-    )
-
-
 def find_measure(at: AtWindow, name: str) -> tuple[HeadPanel, str] | None:
-    """The same; None for a measure that these results do not have."""
-    try:
-        return measure_panel(at, name)
-    except InputError:
+    """The heads that have a measure, for means and their errors, and its column; None where no head has it."""
+    table, _, measure = name.rpartition(".")
+    if table and table not in _table_names(at):
         return None
-
-
-def _has_column(panel: HeadPanel, column: str, at: AtWindow) -> bool:
     try:
-        panel.values(column, at.names[0])
+        panel = at.panel_with(measure)
     except KeyError:
-        return False
-    return True
+        return None
+    return (panel, measure) if panel.has(measure) else None
+
+
+def require_measure(at: AtWindow, name: str) -> tuple[HeadPanel, str]:
+    """The same. Raises InputError for a measure that these results do not have."""
+    quantity = find_measure(at, name)
+    if quantity is None:
+        raise InputError(
+            f"--measure {name}: these results have no such column of heads; the tables are "
+            f"{', '.join(_table_names(at))}, and `qkscope docs results` lists their columns (`qkscope analyze` writes "
+            "tables that are missing)"
+        )
+    return quantity
+
+
+def _table_names(at: AtWindow) -> list[str]:
+    return ["qk", *(PurePath(file).stem for file in at.files_by_head)]
 
 
 def heads_with_measures(at: AtWindow, names: Sequence[str]) -> pd.DataFrame:
-    """`at.heads` with a further column for each `table.column`; a table that the results lack adds no column."""
+    """`at.heads` with a column for each measure; a measure that the results lack adds none."""
     heads = at.heads
-    for table in dict.fromkeys(name.partition(".")[0] for name in names):
-        if at.has(f"{table}.csv"):
-            columns = [name.partition(".")[2] for name in names if name.startswith(f"{table}.")]
-            heads = join_columns(heads, at.table(f"{table}.csv"), table, columns)
+    for name in names:
+        quantity = None if name in heads else find_measure(at, name)
+        if quantity is not None:
+            panel, measure = quantity
+            rows = [
+                (model, *place, value)
+                for model in at.names
+                for place, value in zip(panel.places(model), panel.values(measure, model), strict=True)
+            ]
+            column = pd.DataFrame(rows, columns=[*KEY, name])
+            heads = heads.merge(column, on=KEY, how="left", validate="one_to_one")
     return heads
-
-
-def join_columns(heads: pd.DataFrame, table: pd.DataFrame, name: str, columns: Sequence[str]) -> pd.DataFrame:
-    """The heads with columns of a table that has at most one row per head, called `name.column`."""
-    chosen = table[[*KEY, *columns]].rename(columns={column: f"{name}.{column}" for column in columns})
-    return heads.merge(chosen, on=KEY, how="left", validate="one_to_one")
