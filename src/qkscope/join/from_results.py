@@ -19,9 +19,9 @@ from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
 from qkscope.lenses.at_window import AtWindow, StudyTables, build_tables
 from qkscope.lenses.head_measures import find_measure, require_measure
 from qkscope.results.entries import listed_names
+from qkscope.results.provenance import same_networks
 from qkscope.results.read import load_results
 from qkscope.results.schema import CHUNKED, SLIDING
-from qkscope.results.twins import same_networks
 from qkscope.stats.noise import EVERY_HEAD, HeadPanel, Part
 from qkscope.text import counted
 
