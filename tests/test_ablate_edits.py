@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 import qkscope
 from families import YARN, tiny, tokens
 from qkscope.ablate import passes
-from qkscope.ablate import tap as tap_module
-from qkscope.ablate.edits import KINDS, HeadEdit, edits_of, kernel_of, rotated_mean
-from qkscope.ablate.needle import needle_of, plant, require_room
-from qkscope.ablate.passes import Ablation, repeats
-from qkscope.ablate.tap import EditTap, KernelCall
+from qkscope.ablate.edits import HeadEdit, edits_of, rotated_mean
+from qkscope.ablate.measure import repeats
+from qkscope.ablate.needle import needle_of, plant
+from qkscope.ablate.passes import EditableModel, EditTap, KernelCall
 from qkscope.api import capture_moments
 from qkscope.errors import CaptureError, InputError
 from qkscope.layers import Rotation
@@ -51,7 +50,7 @@ def sums_of(model):
 
 @pytest.fixture
 def ablation(model):
-    with Ablation(model) as opened:
+    with EditableModel(model) as opened:
         opened.begin(IDS[0].numpy())
         yield opened
 
@@ -75,7 +74,7 @@ def test_an_edit_of_nothing_gives_bit_identical_logits(model):
             with EditTap(model.model, edits) as tap:
                 assert torch.equal(model(IDS[:1]).logits, expected)
             assert tap.calls[1] == 1  # the tap was there
-        with EditTap(model.model, {1: {0: HeadEdit(silent=True)}}):
+        with EditTap(model.model, {1: {0: HeadEdit(zero_output=True)}}):
             assert not torch.equal(model(IDS[:1]).logits, expected)
 
 
@@ -102,7 +101,9 @@ def test_a_kernel_that_is_given_no_scale_uses_the_default_of_torch():
 
 
 @pytest.mark.parametrize("layer", [0, 3])
-def test_a_silent_head_is_a_model_without_its_columns_of_the_output_projection(model, ablation, sums, layer):
+def test_a_head_that_puts_out_zeros_is_a_model_without_its_columns_of_the_output_projection(
+    model, ablation, sums, layer
+):
     without = copy.deepcopy(model)
     with torch.no_grad():
         without.model.layers[layer].self_attn.o_proj.weight[:, 2 * 16 : 3 * 16] = 0
@@ -195,7 +196,7 @@ def test_the_scale_of_yarn_is_applied_once(name):
 @pytest.mark.parametrize("name", ["kernel", "key_mean", "query_mean", "kernel_measured", "flatten"])
 def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit(model, sums, name, block, monkeypatch):
     """With blocks of 16 queries, later blocks too: their distances count from the document's start."""
-    monkeypatch.setattr(tap_module, "BLOCK", block)
+    monkeypatch.setattr(passes, "BLOCK", block)
     layer, head = 1, 3
     edits = edits_of(name, sums[layer], LENGTH)
     seen = attention_outputs(model, {layer: {head: edits[head]}})
@@ -229,11 +230,10 @@ def test_an_edited_head_is_attention_by_hand_and_its_neighbours_stay_bit_for_bit
     assert not torch.allclose(seen[layer, "after"][:, head], seen[layer, "before"][:, head], atol=1e-6)
 
 
-def test_the_kernel_of_one_plane_is_a_cosine_of_the_distance():
-    # (3, 0) and (2, 0) turning by a quarter per token: 6 cos(pi/2 distance) = 6, 0, -6, 0, 6.
-    turn = Rotation(((0, 1),), (np.pi / 2,))
-    found = kernel_of(rotated_mean(np.array([3.0, 0]), turn, 5), rotated_mean(np.array([2.0, 0]), turn, 5))
-    np.testing.assert_allclose(found, [6, 0, -6, 0, 6], atol=1e-12)
+def test_a_mean_is_rotated_by_the_angle_of_each_position():
+    # (3, 0) rotated by a quarter per token.
+    rotated = rotated_mean(np.array([3.0, 0]), Rotation(((0, 1),), (np.pi / 2,)), 5)
+    np.testing.assert_allclose(rotated, [[3, 0], [0, 3], [-3, 0], [0, -3], [3, 0]], atol=1e-12)
 
 
 def test_shuffled_distances_have_the_same_mean_scores_in_another_order(sums):
@@ -255,14 +255,14 @@ def test_subtracting_a_constant_from_the_scores_of_a_head_without_rope_does_noth
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "phi3", "gpt_neox", "olmo2", "cohere2", "gemma3_text"])
 def test_heads_of_most_families_can_be_edited(family):
     changes = {"sliding_window": 16} if family in ("mistral", "cohere2", "gemma3_text") else {}
-    with Ablation(tiny(family, **changes)) as opened:
+    with EditableModel(tiny(family, **changes)) as opened:
         assert opened.check(IDS[0].numpy()) == {}
 
 
 @pytest.mark.parametrize(("family", "reason"), [("gemma2", "softcap"), ("gpt_oss", "s_aux|sinks")])
 def test_a_kernel_that_does_more_than_softmax_is_refused_with_the_reason(family, reason):
     changes = {"num_local_experts": 2, "num_experts_per_tok": 1} if family == "gpt_oss" else {}
-    with Ablation(tiny(family, sliding_window=16, **changes)) as opened:
+    with EditableModel(tiny(family, sliding_window=16, **changes)) as opened:
         refused = opened.check(IDS[0].numpy())
         assert set(refused) == {0, 1, 2, 3}
         opened.begin(IDS[0].numpy())
@@ -272,9 +272,9 @@ def test_a_kernel_that_does_more_than_softmax_is_refused_with_the_reason(family,
 
 def test_after_an_error_the_model_is_as_it_was(model):
     before = untouched(model)
-    with pytest.raises(ZeroDivisionError), Ablation(model) as opened:
+    with pytest.raises(ZeroDivisionError), EditableModel(model) as opened:
         opened.begin(IDS[0].numpy())
-        opened.edited({2: {0: HeadEdit(silent=True)}})
+        opened.edited({2: {0: HeadEdit(zero_output=True)}})
         raise ZeroDivisionError
     np.testing.assert_array_equal(untouched(model), before)
     assert all("forward" not in vars(block) for block in model.model.layers)
@@ -287,7 +287,7 @@ def test_edits_that_the_sums_do_not_carry_are_refused_with_what_to_do(model):
     with pytest.raises(InputError, match="'kernal' is not an edit; the edits are kernel, "):
         edits_of("kernal", layer_sums(bare, 0, [0]), LENGTH)
     with pytest.raises(InputError, match="no language-model head"):
-        Ablation(model.model)
+        EditableModel(model.model)
 
 
 # --- where heads look -------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_entropy_and_distance_of_attention_are_those_computed_by_hand(model, sum
     q, k = args[0][0, head].numpy(), args[1][0, head // 2].numpy()
     rotation, of = sums[layer].facts.rotation, sums[layer]
     mean_q, mean_k = of.q_before.mean[head], of.k_before.mean[head // 2]
-    with Ablation(model) as opened:
+    with EditableModel(model) as opened:
         opened.begin(IDS[0].numpy(), [(layer, head)])
         found = opened.attention[layer, head]
         opened.edited({layer: {head: edits_of("kernel", of, LENGTH)[head]}}, [(layer, head)])
@@ -375,17 +375,16 @@ def test_needles_differ_between_documents_and_repeat_with_their_seed():
 
 def test_a_document_that_is_too_short_for_a_needle_is_refused():
     needle = needle_of(letters, 0, 0)
-    message = f"take {needle.tokens} tokens of this tokenizer, so documents need at least {2 * needle.tokens}, not 99"
+    tokens = len(needle.planted) + len(needle.asked)
+    message = f"take {tokens} tokens of this tokenizer, so documents need at least {2 * tokens}, not 99"
     with pytest.raises(InputError, match=message):
         plant(np.arange(99), needle, 0.5)
-    with pytest.raises(InputError, match=message):
-        require_room(letters, 99, 0)
 
 
-# --- a model at hand --------------------------------------------------------------------------------
+# --- a model in memory --------------------------------------------------------------------------------
 
 
-def test_a_model_at_hand_is_ablated_as_a_study_is(model):
+def test_a_model_in_memory_is_ablated_as_a_study_is(model):
     found = qkscope.ablate_heads(model, IDS, edits=["zero", "kernel"], heads=["L1H3"], groups=8)
     table = found.table.set_index(["edit", "outcome"])
     assert set(table["documents"]) == {8}
@@ -403,7 +402,7 @@ def test_a_model_at_hand_is_ablated_as_a_study_is(model):
     assert found.controls.empty
     # The mean of each document comes from the seven others.
     others = layer_sums(capture_moments(model, IDS[1:], groups=7), 1, [3])
-    with Ablation(model) as opened:
+    with EditableModel(model) as opened:
         before = opened.begin(IDS[0].numpy())
         by_hand_delta = opened.edited({1: edits_of("kernel", others, LENGTH)}) - before
     documents = found.documents.set_index(["edit", "outcome", "document"])
@@ -411,18 +410,18 @@ def test_a_model_at_hand_is_ablated_as_a_study_is(model):
     assert documents.loc[("kernel", "all", 0), "delta"] == pytest.approx(by_hand_delta.mean(), rel=1e-6, abs=1e-7)
 
 
-def test_heads_of_a_model_at_hand_are_compared_with_random_ones(model):
-    told = []
+def test_heads_of_a_model_in_memory_are_compared_with_random_ones(model):
+    progress = []
     found = qkscope.ablate_heads(
-        model, IDS, edits=["zero"], top=2, together=True, controls=3, progress=lambda *done: told.append(done)
+        model, IDS, edits=["zero"], top=2, together=True, controls=3, progress=lambda *done: progress.append(done)
     )
     row = found.controls.set_index("outcome").loc["all"]
     assert (row["group"], row["heads"], row["draws"]) == ("top 2 by r_q", 2, 3)
     assert row["low"] < row["excess"] < row["high"]
-    assert told == [(done, 8) for done in range(1, 9)]
+    assert progress == [(done, 8) for done in range(1, 9)]
 
 
-def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
+def test_what_is_wrong_with_an_ablation_in_memory_is_said(model):
     for arguments, message in (
         ({"edits": "zero"}, r"edits is a single word; put it in a list: \['zero'\]"),
         ({"edits": ["zorro"]}, "'zorro' is not an edit"),
@@ -434,7 +433,7 @@ def test_what_is_wrong_with_an_ablation_at_hand_is_said(model):
             qkscope.ablate_heads(model, IDS, **arguments)
 
 
-def test_a_family_that_cannot_be_edited_is_refused_at_hand():
+def test_a_family_that_cannot_be_edited_is_refused_in_memory():
     with pytest.raises(InputError, match="softcap"):
         qkscope.ablate_heads(tiny("gemma2", sliding_window=16), IDS, edits=["zero"], heads=["L0H0"])
 
@@ -444,7 +443,3 @@ def test_tokens_that_end_a_run_seen_before_are_found():
     ids = np.array([1, 2, 3, 4, 1, 2, 3])
     assert list(repeats(ids)) == [False] * 5 + [True]
     assert list(repeats(ids, 2)) == [False] * 4 + [True, True]
-
-
-def test_every_edit_has_a_definition():
-    assert all(kind.definition.endswith(".") and kind.name == name for name, kind in KINDS.items())

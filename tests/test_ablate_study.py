@@ -17,11 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from conftest import cut_documents, small_world
 from families import tiny
 from qkscope.ablate.choice import HeadChoice, matched_controls, resolve_heads, units_of
-from qkscope.ablate.outcomes import against_controls as compared
-from qkscope.ablate.outcomes import needle_outcome, outcomes_of, over_documents, position_parts
+from qkscope.ablate.measure import loss_outcomes, needle_outcome, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
-from qkscope.ablate.tables import course_table
-from qkscope.ablate.work import UNITS, AblationSettings
+from qkscope.ablate.tables import ablation_table, course_table, groups_table
+from qkscope.ablate.work import UNITS, AblationSettings, CheckpointAblation
 from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
 from qkscope.cost.ablation import ablation_cost, pass_flops
@@ -102,14 +101,13 @@ def test_controls_differ_between_draws_and_repeat_with_their_seed():
 def test_outcomes_are_means_of_differences_token_by_token():
     # Five tokens, four losses; the edit adds 1, 2, 3, 4; the second and the last repeat something.
     before, after = np.array([1.0, 1, 1, 5]), np.array([2.0, 3, 4, 9])
-    found = outcomes_of(before, after, np.array([False, True, False, True]), parts=2)
-    assert found == {
-        "all": [2.0, 2.5],
-        "repeated": [3.0, 3.0],
-        "new": [1.0, 2.0],
-        "positions 1 to 2": [1.0, 1.5],
-        "positions 3 to 4": [3.0, 3.5],
-    }
+    assert loss_outcomes(before, after, np.array([False, True, False, True]), parts=2) == [
+        ("all", 2.0, 2.5),
+        ("repeated", 3.0, 3.0),
+        ("new", 1.0, 2.0),
+        ("positions 1 to 2", 1.0, 1.5),
+        ("positions 3 to 4", 3.0, 3.5),
+    ]
 
 
 def test_the_outcome_of_a_needle_is_the_probability_of_its_whole_answer():
@@ -143,10 +141,10 @@ def rows(deltas, **about):
 
 def test_the_error_is_that_of_a_mean_of_documents():
     # 1, 2, 3, 6: mean 3, sum of squares about it 14, so sqrt(14 / 3 / 4).
-    (found,) = over_documents(rows([1.0, 2, 3, 6])).to_dict("records")
+    (found,) = ablation_table(rows([1.0, 2, 3, 6])).to_dict("records")
     assert (found["delta"], found["documents"]) == (3.0, 4)
     assert found["delta_se"] == pytest.approx(np.sqrt(14 / 12))
-    (few,) = over_documents(rows([1.0, 2, 3])).to_dict("records")
+    (few,) = ablation_table(rows([1.0, 2, 3])).to_dict("records")
     assert few["delta"] == 2.0
     assert np.isnan(few["delta_se"])
 
@@ -160,7 +158,7 @@ def group_of_heads(chosen, *controls, name="top"):
 
 def test_chosen_heads_are_compared_with_their_controls_over_documents_and_draws():
     # Over the mean control (2, 3, 4, 5): 3, 4, 1, 4, mean 3, variance 2. Draws have means 2.5 and 4.5, variance 2.
-    (found,) = compared(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
+    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
     assert (found["chosen"], found["controls"], found["excess"]) == (6.5, 3.5, 3.0)
     assert (found["documents"], found["draws"], found["exceeds"]) == (4, 2, 2)
     documents, draws = 2 / 4, 2 / 2
@@ -172,21 +170,21 @@ def test_chosen_heads_are_compared_with_their_controls_over_documents_and_draws(
 
 def test_the_interval_reaches_as_far_as_the_one_rule_of_significance(monkeypatch):
     monkeypatch.setattr(significance, "critical_value", lambda freedom: 10.0)
-    (found,) = compared(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
+    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
     assert found["high"] - found["excess"] == pytest.approx(10 * found["excess_se"])
 
 
 def test_a_comparison_with_one_draw_or_few_documents_has_no_interval():
     for few in (group_of_heads([1.0, 2, 3, 4], [0.0, 1, 0, 1]), group_of_heads([1.0, 2], [0.0, 1], [1.0, 0])):
-        (found,) = compared(few).to_dict("records")
+        (found,) = groups_table(few).to_dict("records")
         assert np.isfinite(found["excess"])
         assert np.isnan([found["excess_se"], found["low"], found["high"]]).all()
-    assert compared(rows([1.0, 2])).empty
+    assert groups_table(rows([1.0, 2])).empty
 
 
 def test_groups_of_one_folder_are_compared_each_with_its_own_controls():
     both = pd.concat([group_of_heads([1.0] * 4, [0.0] * 4), group_of_heads([9.0] * 4, [7.0] * 4, name="other")])
-    assert dict(compared(both)[["group", "excess"]].to_numpy().tolist()) == {"top": 1.0, "other": 2.0}
+    assert dict(groups_table(both)[["group", "excess"]].to_numpy().tolist()) == {"top": 1.0, "other": 2.0}
 
 
 @pytest.mark.slow
@@ -196,7 +194,7 @@ def test_the_interval_covers_in_simulation():
     for _ in range(400):
         deltas = rng.normal(size=(5, 8)) + rng.normal(size=8)  # documents are hard for all alike
         deltas[1:] += rng.normal(size=(4, 1))  # random heads differ
-        (found,) = compared(group_of_heads(*deltas)).to_dict("records")
+        (found,) = groups_table(group_of_heads(*deltas)).to_dict("records")
         held += found["low"] <= 0.0 <= found["high"]
     assert held / 400 >= 0.93
 
@@ -253,7 +251,7 @@ def test_an_ablation_gives_a_row_per_edit_head_and_outcome_with_errors(study):
     assert (whole.loc["nothing", "delta"].abs() < 1e-5).all()  # what rounding does
     assert table["delta_se"].notna().all()
     about = json.loads((out / "ablation.json").read_text())
-    assert about["edits"]["zero"] == "The head puts out zeros: what it is worth at all."
+    assert about["edits"]["zero"] == "takes away the head's output"
     (request,) = about["requests"]
     assert request["checkpoints"][0]["tokens"] == 48
 
@@ -261,7 +259,7 @@ def test_an_ablation_gives_a_row_per_edit_head_and_outcome_with_errors(study):
 @pytest.mark.slow
 def test_documents_are_spread_over_groups_and_no_document_has_a_part_in_its_own_edit(study, monkeypatch):
     path, out = study
-    _, (work,) = prepare_ablation(path, out, SETTINGS)
+    (work,) = prepare_ablation(path, out, SETTINGS)
     groups = [group_of(document, 4) for document in work.documents]
     assert {groups.count(group) for group in range(4)} <= {1, 2}
     seen = []
@@ -306,26 +304,24 @@ def test_a_stopped_ablation_goes_on_and_ends_in_the_same_bytes(study):
 def test_ctrl_c_lets_the_shard_in_flight_finish(study):
     path, out = study
     settings = replace(SETTINGS, seed=3)  # nothing of it is there
-    from qkscope.ablate import worker
+    written, write = [], CheckpointAblation.write_outcomes
 
-    kept, keep = [], worker.keep
-
-    def slow(*arguments):
-        kept.append(arguments)
+    def interrupted(*arguments):
+        written.append(arguments)
         signal.raise_signal(signal.SIGINT)
-        keep(*arguments)
+        write(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "keep", slow)
+        patch.setattr(CheckpointAblation, "write_outcomes", interrupted)
         with pytest.raises(Stopped, match="1 of 18 shards done: run the same command to resume"):
             ablate_study(path, out, settings)
-    assert len(kept) == 1
+    assert len(written) == 1
 
 
 @pytest.mark.slow
 def test_shards_are_blocks_of_units_that_depend_on_the_request_alone(study):
     path, out = study
-    _, (work,) = prepare_ablation(path, out, replace(SETTINGS, heads=HeadChoice()))
+    (work,) = prepare_ablation(path, out, replace(SETTINGS, heads=HeadChoice()))
     assert len(work.units) == 16 <= UNITS
     assert [shard.number for shard in work.shards] == list(range(18))
     many = replace(work, units=work.units * 3)
@@ -503,7 +499,7 @@ def test_the_estimate_counts_passes_and_runs_nothing(study, capsys):
 def test_the_flops_of_a_pass_are_those_that_torch_counts(study):
     """Of all matrices, the language-model head among them; scores are counted by hand, two products of each pair."""
     path, out = study
-    _, (work,) = prepare_ablation(path, out, SETTINGS)
+    (work,) = prepare_ablation(path, out, SETTINGS)
     model = load_backbone(work.plan.source, work.plan.config, head=True)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 48, dtype=torch.long), use_cache=False)

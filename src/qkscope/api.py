@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from qkscope.ablate.at_hand import AblationAtHand
+    from qkscope.ablate.in_memory import AblationTables
     from qkscope.capture.collect import Batch
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
@@ -262,17 +262,17 @@ def ablate_heads(
     tokenizer: Any = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> AblationAtHand:
-    """Take position away from heads of a language model at hand and measure the loss of every token of each window.
+) -> AblationTables:
+    """Take position away from heads of a language model in memory and measure the loss of every token of each window.
 
     `edits` and outcomes are those of `qkscope ablate`; `heads` are names (`L5H3`), categories or `all`, `top` the n
     with the largest `by`, a column of `analyze`. `together` edits them as one group, against `controls` groups of other
     heads. What an edit takes away comes from the other windows: window i is in group i mod `groups`, of which there
-    must be at least four. A needle needs the `tokenizer`. `progress` hears how many passes over a window under an edit
+    must be at least four. A needle needs the `tokenizer`. `progress` gets how many passes over a window under an edit
     are done, and of how many.
     """
-    from qkscope.ablate.at_hand import ablate_windows
     from qkscope.ablate.choice import HeadChoice
+    from qkscope.ablate.in_memory import ablate_windows
     from qkscope.ablate.work import AblationSettings
 
     _refuse_single_words(edits=edits, heads=heads)

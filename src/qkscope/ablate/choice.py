@@ -19,7 +19,6 @@ import pandas as pd
 from qkscope.errors import InputError
 
 Head = tuple[int, int]  # layer, query head
-UnitRole = Literal["head", "chosen", "control"]
 NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
 ALL = "all"
 MOST_NAMED = 4  # heads that a label lists
@@ -30,7 +29,7 @@ class Unit:
     """Heads that are edited at the same time."""
 
     name: str
-    role: UnitRole
+    role: Literal["head", "chosen", "control"]
     heads: tuple[Head, ...]
     group: str = ""  # of chosen heads and their controls: what the choice is called
 
@@ -64,51 +63,45 @@ def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
     chosen = resolve_heads(choice, heads)
     if not choice.together:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
-    everyone = [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
-    drawn = matched_controls(chosen, everyone, choice.controls, choice.seed)
+    drawn = matched_controls(chosen, _listed(heads), choice.controls, choice.seed)
     label = choice.label
-    controls = [Unit(f"{label}: control {number + 1}", "control", of, label) for number, of in enumerate(drawn)]
+    controls = [Unit(f"{label}: control {number}", "control", of, label) for number, of in enumerate(drawn, start=1)]
     return [Unit(label, "chosen", tuple(chosen), label), *controls]
 
 
 def resolve_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
     """The heads that are asked for, by layer and head; an unknown one is refused with what there is."""
-    everyone = {(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)}
-    chosen: set[Head] = set()
-    for name in choice.names:
-        chosen |= _named(name, heads, everyone)
+    named = {head for name in choice.names for head in _named(name, heads)} if choice.names else set(_listed(heads))
     if choice.top is not None:
-        chosen |= _top(choice.top, choice.by, heads[_among(heads, chosen)] if choice.names else heads)
-        if choice.names:  # the top n of those that were named
-            chosen &= _top(choice.top, choice.by, heads[_among(heads, chosen)])
-    if not choice.names and choice.top is None:
-        chosen = everyone
-    if not chosen:
+        named = _top(choice.top, choice.by, heads[[head in named for head in _listed(heads)]])
+    if not named:
         raise InputError(f"no head is {' or '.join(choice.names)}: there is nothing to edit")
-    return sorted(chosen)
+    return sorted(named)
 
 
-def _among(heads: pd.DataFrame, some: set[Head]) -> list[bool]:
-    return [(int(layer), int(head)) in some for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+def _listed(heads: pd.DataFrame) -> list[Head]:
+    """Layer and head of each row."""
+    return [(int(layer), int(head)) for layer, head in zip(heads["layer"], heads["head"], strict=True)]
 
 
-def _named(name: str, heads: pd.DataFrame, everyone: set[Head]) -> set[Head]:
+def _named(name: str, heads: pd.DataFrame) -> list[Head]:
+    """The heads that one name stands for."""
+    everyone = _listed(heads)
     if name == ALL:
         return everyone
     written = NAME.fullmatch(name)
     if written:
         head = (int(written[1]), int(written[2]))
         if head not in everyone:
-            last = max(everyone)
-            raise InputError(f"there is no head {name}; heads go from {head_name(min(everyone))} to {head_name(last)}")
-        return {head}
+            first, last = head_name(min(everyone)), head_name(max(everyone))
+            raise InputError(f"there is no head {name}; heads go from {first} to {last}")
+        return [head]
     categories = sorted(set(heads["category"].dropna())) if "category" in heads.columns else []
     if name not in categories:
         raise InputError(
             f"{name!r} is neither a head (L5H3), nor `all`, nor a category that occurs here: {', '.join(categories)}"
         )
-    rows = heads[heads["category"] == name]
-    return {(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)}
+    return _listed(heads[heads["category"] == name])
 
 
 def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
@@ -118,9 +111,8 @@ def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
         raise InputError(
             f"tables/heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else "")
         )
-    known = heads[heads[by].notna()]
-    order = known[by].abs().sort_values(ascending=False, kind="stable").index[:count]
-    return {(int(heads.loc[i, "layer"]), int(heads.loc[i, "head"])) for i in order}
+    order = heads[by].abs().dropna().sort_values(ascending=False, kind="stable").index[:count]
+    return set(_listed(heads.loc[order]))
 
 
 def matched_controls(chosen: Sequence[Head], everyone: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:
@@ -128,16 +120,16 @@ def matched_controls(chosen: Sequence[Head], everyone: Sequence[Head], draws: in
 
     The same seed gives the same groups, whatever else is asked for.
     """
-    per_layer = Counter(layer for layer, _ in chosen)
+    others = sorted(set(everyone) - set(chosen))
     groups = []
     for draw in range(draws):
         group: list[Head] = []
-        for layer, count in sorted(per_layer.items()):
+        for layer, count in sorted(Counter(layer for layer, _ in chosen).items()):
             rng = np.random.default_rng([seed, draw, layer])
-            others = sorted(set(everyone) - set(chosen))
-            others = [head for head in others if head[0] == layer]
-            own = sorted(head for head in chosen if head[0] == layer)
-            order = [others[i] for i in rng.permutation(len(others))] + [own[i] for i in rng.permutation(len(own))]
+            order: list[Head] = []
+            for pool in (others, sorted(chosen)):
+                there = [head for head in pool if head[0] == layer]
+                order += [there[i] for i in rng.permutation(len(there))]
             group += order[:count]
         groups.append(tuple(sorted(group)))
     return groups

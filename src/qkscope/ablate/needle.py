@@ -1,4 +1,4 @@
-"""A needle in a document: a sentence with a number that nothing else tells, planted somewhere and asked for at the end.
+"""A needle in a document: a sentence with a random number, planted somewhere and asked for at the end.
 
 The document is shortened so that everything together has as many tokens as the document had. The sentence that is
 planted and the one that asks have the same token ids, whatever the tokenizer, so that a model which finds the first can
@@ -38,10 +38,14 @@ class Needle:
         """What comes after the document, with the answer."""
         return (*self.gap, *self.statement, *self.answer)
 
-    @property
-    def tokens(self) -> int:
-        """Of both sentences."""
-        return len(self.planted) + len(self.asked)
+    def require_room(self, tokens: int) -> None:
+        """Refuse documents of so many tokens that they are too short for both sentences."""
+        needed = len(self.planted) + len(self.asked)
+        if tokens < LEAST_ROOM * needed:
+            raise InputError(
+                f"a needle and its question take {needed} tokens of this tokenizer, so documents need at least "
+                f"{LEAST_ROOM * needed}, not {tokens}; give more tokens, or leave the needle out"
+            )
 
 
 def needle_of(tokenizer: Any, document: int, seed: int) -> Needle:
@@ -56,24 +60,9 @@ def needle_of(tokenizer: Any, document: int, seed: int) -> Needle:
 
 
 def plant(ids: NDArray[np.int64], needle: Needle, depth: float) -> NDArray[np.int64]:
-    """A document with the needle at a depth (0: its begin, after the first token; 1: its end) and the question."""
-    room = len(ids) - needle.tokens
-    if room < (LEAST_ROOM - 1) * needle.tokens:
-        raise InputError(_too_short(len(ids), needle))
+    """A document (tokens,) with the needle at a depth (0: after the first token; 1: at its end) and the question."""
+    needle.require_room(len(ids))
+    room = len(ids) - len(needle.planted) - len(needle.asked)
     place = max(1, round(depth * room))
     parts = [ids[:place], needle.planted, ids[place:room], needle.asked]
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-
-
-def require_room(tokenizer: Any, tokens: int, seed: int) -> None:
-    """Refuse documents that are too short for a needle, before anything runs."""
-    needle = needle_of(tokenizer, 0, seed)
-    if tokens < LEAST_ROOM * needle.tokens:
-        raise InputError(_too_short(tokens, needle))
-
-
-def _too_short(tokens: int, needle: Needle) -> str:
-    return (
-        f"a needle and its question take {needle.tokens} tokens of this tokenizer, so documents need at least "
-        f"{LEAST_ROOM * needle.tokens}, not {tokens}; give more tokens, or leave the needle out"
-    )

@@ -1,19 +1,23 @@
-"""An ablation from a study file to `ablation.csv`, on any engine; ablations of one folder stand beside each other."""
+"""From a study file to `ablation.csv`, on any engine. All ablations of a results folder share its tables."""
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from pydantic import TypeAdapter
 
-from qkscope.ablate.edits import KINDS
-from qkscope.ablate.kept import left, read_part
+from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.tables import (
+    OWN,
     ablation_table,
     course_table,
     document_rows,
@@ -22,20 +26,21 @@ from qkscope.ablate.tables import (
     join_ablations,
     kernel_spreads,
 )
-from qkscope.ablate.work import AblationSettings, CheckpointAblation, known_heads, plan_ablation
-from qkscope.ablate.worker import AblationWorker
-from qkscope.errors import InputError, QkscopeError
+from qkscope.ablate.work import AblationSettings, AblationShard, CheckpointAblation, known_heads, plan_ablation
+from qkscope.documents.tokens import group_of
+from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.lenses.ablation.table import COURSE_FILE, COURSE_KEY, GROUPS_FILE, GROUPS_KEY
+from qkscope.lenses.ablation.table import COURSE_FILE, COURSE_KEY, EDITS, GROUPS_FILE, GROUPS_KEY
 from qkscope.lenses.ablation.table import FILE as HEADS_FILE
+from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
-from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, results_file
+from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, moments_path, results_file
 from qkscope.results.lock import lock_folder
 from qkscope.results.remove import remove_head_table, remove_other_ablations
 from qkscope.run.engines import find_engine
-from qkscope.run.engines.base import Finished, Job, Noted, Report, Task
+from qkscope.run.engines.base import Advanced, Finished, Job, Noted, Report, Task
 from qkscope.run.events import Events
 from qkscope.run.execute import results_folder
 from qkscope.run.options import CaptureOptions, Placement
@@ -46,6 +51,7 @@ from qkscope.text import counted
 
 MAX_RECORD = 64 * 2**20  # bytes of ablation.json
 LINE_SECONDS = 10.0  # between two lines about progress
+SETTINGS = TypeAdapter(AblationSettings)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Request:
 
     settings: AblationSettings
     command: str
-    works: list[CheckpointAblation]
+    ablations: list[CheckpointAblation]
 
 
 def prepare_ablation(
@@ -73,10 +79,10 @@ def prepare_ablation(
     settings: AblationSettings = AblationSettings(),  # noqa: B008 - frozen
     events: Events | None = None,
     options: AblationOptions = AblationOptions(),  # noqa: B008 - frozen
-) -> tuple[Path, list[CheckpointAblation]]:
-    """The results folder and the work at each checkpoint; nothing is loaded yet."""
+) -> list[CheckpointAblation]:
+    """The work at each checkpoint; nothing is loaded yet."""
     folder, plan = _planned(study, out, events or Events(), options)
-    return folder, plan_ablation(plan, folder, settings, known_heads(folder, ablated=not options.replace))
+    return plan_ablation(plan, folder, settings, known_heads(folder, ablated=not options.replace))
 
 
 def ablate_study(
@@ -94,13 +100,13 @@ def ablate_study(
     events = events or Events()
     folder, plan = _planned(study, out, events, options)
     heads = known_heads(folder, ablated=not options.replace)
-    now = Request(settings, command, plan_ablation(plan, folder, settings, heads))
+    request = Request(settings, command, plan_ablation(plan, folder, settings, heads))
     with lock_folder(folder):
-        _run(now.works, folder, events, options)
-        before = [] if options.replace else _earlier(plan, folder, settings, heads, events)
-        _write([*before, now], plan, folder)
+        _run(request.ablations, folder, events, options)
+        earlier = [] if options.replace else _earlier(plan, folder, settings, heads, events)
+        _write([*earlier, request], plan, folder)
         if options.replace:
-            _forget_others(now.works, plan, folder)
+            _forget_others(request.ablations, plan, folder)
     for name in (ABLATION_CSV, ABLATION_JSON):
         events.wrote(str(results_file(folder, name)))
     return folder
@@ -120,19 +126,19 @@ def _planned(
 # -- running -----------------------------------------------------------------------------------------------
 
 
-def _run(works: Sequence[CheckpointAblation], folder: Path, events: Events, options: AblationOptions) -> None:
+def _run(ablations: Sequence[CheckpointAblation], folder: Path, events: Events, options: AblationOptions) -> None:
     """Hand the shards that are missing to an engine."""
-    missing = [left(folder, work) for work in works]
-    tasks = [Task(i, work.name, (shard,)) for i, work in enumerate(works) for shard in missing[i]]
-    for work in works:
+    missing = [each.missing_shards(folder) for each in ablations]
+    tasks = [Task(i, each.name, (shard,)) for i, each in enumerate(ablations) for shard in missing[i]]
+    for each in ablations:
         events.noted(
-            f"{work.name}: {counted(len(work.units), 'unit')}, at most {counted(work.passes, 'pass', 'passes')}"
+            f"{each.name}: {counted(len(each.units), 'unit')}, at most {counted(each.passes, 'pass', 'passes')}"
         )
     if not tasks:
         return
-    progress = _Progress(works, [len(shards) for shards in missing], events)
-    with stoppable(progress.stopping) as stop:
-        job = Job(works, tasks, folder, AblationWorker, CaptureOptions(placement=options.placement))
+    progress = _Progress(ablations, [len(shards) for shards in missing], events)
+    with stoppable(progress.on_stop) as stop:
+        job = Job(ablations, tasks, folder, AblationWorker, CaptureOptions(placement=options.placement))
         find_engine(options.engine).run(job, progress.on_report, stop)
         if stop.asked and progress.left:
             raise Stopped(f"stopped; {progress.text()}: run the same command to resume")
@@ -141,11 +147,11 @@ def _run(works: Sequence[CheckpointAblation], folder: Path, events: Events, opti
 class _Progress:
     """Lines about how far an ablation is."""
 
-    def __init__(self, works: Sequence[CheckpointAblation], missing: Sequence[int], events: Events) -> None:
-        self._works, self._missing, self._events = works, list(missing), events
-        self._all = sum(len(work.shards) for work in works)
+    def __init__(self, ablations: Sequence[CheckpointAblation], missing: list[int], events: Events) -> None:
+        self._ablations, self._missing, self._events = ablations, missing, events
+        self._all = sum(len(each.shards) for each in ablations)
         self.left = self._first = sum(missing)
-        self._begun = self._said = time.monotonic()
+        self._begun = self._last_line = time.monotonic()
 
     def on_report(self, report: Report) -> None:
         """Something happened in a worker."""
@@ -154,25 +160,83 @@ class _Progress:
         elif isinstance(report, Finished):
             self.left -= 1
             self._missing[report.checkpoint] -= 1
-            now, work = time.monotonic(), self._works[report.checkpoint]
-            if now - self._said >= LINE_SECONDS or not self._missing[report.checkpoint]:
-                self._said = now
-                self._events.noted(f"{work.name}: {self.text()}{self._ahead(now)}")
-
-    def _ahead(self, now: float) -> str:
-        """How long the rest will take, if there is a rest."""
-        if not self.left:
-            return ""
-        seconds = (now - self._begun) / (self._first - self.left) * self.left
-        return f", about {max(1, round(seconds / 60))} min left"
+            now = time.monotonic()
+            if now - self._last_line >= LINE_SECONDS or not self._missing[report.checkpoint]:
+                self._last_line = now
+                seconds = (now - self._begun) / (self._first - self.left) * self.left
+                ahead = f", about {max(1, round(seconds / 60))} min left" if self.left else ""
+                self._events.noted(f"{self._ablations[report.checkpoint].name}: {self.text()}{ahead}")
 
     def text(self) -> str:
         """How many shards are done."""
         return f"{self._all - self.left} of {counted(self._all, 'shard')} done"
 
-    def stopping(self) -> None:
-        """Said at the first Ctrl-C."""
+    def on_stop(self) -> None:
+        """The first Ctrl-C."""
         self._events.noted(f"stopping when the shard in flight is finished ({self.text()}); Ctrl-C again stops at once")
+
+
+class AblationWorker:
+    """A worker of any engine: runs shards one after the other; a checkpoint stays loaded until one of another comes."""
+
+    def __init__(
+        self,
+        ablations: Sequence[CheckpointAblation],
+        folder: Path,
+        on_report: Callable[[Report], None],
+        *,
+        options: CaptureOptions,  # of a capture: none changes an ablation
+        shared: bool = True,
+    ) -> None:
+        self._ablations, self._folder, self._on_report, self._shared = ablations, folder, on_report, shared
+        self._loaded: int | None = None
+        self._measurer: Measurer | None = None
+        self._open = ExitStack()
+
+    def run(self, task: Task, following: int | None = None) -> None:
+        """Run all shards of the task."""
+        if not self._shared:
+            raise InputError(
+                "an ablation needs a results folder that every worker sees, for its moments; this one does not"
+            )
+        ablation = self._ablations[task.checkpoint]
+        with located(f"checkpoint {task.name!r}"):
+            measurer = self._load(task.checkpoint)
+            for shard in task.shards:
+                assert isinstance(shard, AblationShard)
+                rows = measurer.measure(_text(ablation, shard), shard.edit, shard.units)
+                ablation.write_outcomes(self._folder, shard, rows)
+                self._on_report(Advanced(task.checkpoint, 0, len(shard.units) * ablation.variants * ablation.tokens))
+                self._on_report(Finished(task.checkpoint, shard.number))
+
+    def close(self) -> None:
+        """Take all hooks off the model and release it."""
+        self._open.close()
+        self._measurer = self._loaded = None
+        gc.collect()  # before the next one comes
+
+    def _load(self, checkpoint: int) -> Measurer:
+        from qkscope.ablate.passes import EditableModel
+        from qkscope.capture.load import load_backbone
+
+        if self._measurer is None or self._loaded != checkpoint:
+            self.close()
+            ablation = self._ablations[checkpoint]
+            plan, study = ablation.plan, ablation.plan.study
+            moments = Moments.load(moments_path(self._folder, ablation.name))
+            model = load_backbone(plan.source, plan.config, dtype=study.dtype, device=study.device, head=True)
+            source = EditSource(moments, ablation.tokens, ablation.settings.seed)
+            editable = self._open.enter_context(EditableModel(model))
+            self._measurer = Measurer(editable, source, ablation.settings, plan.tokenizer)
+            self._loaded = checkpoint
+        return self._measurer
+
+
+def _text(ablation: CheckpointAblation, shard: AblationShard) -> AblatedText:
+    plan, (document,) = ablation.plan, shard.documents
+    (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
+    ids = np.asarray(window.ids[: ablation.tokens], dtype=np.int64)
+    return AblatedText(document, group_of(document, plan.layout.groups), ids)
 
 
 # -- earlier ablations -------------------------------------------------------------------------------------
@@ -185,25 +249,23 @@ def _earlier(
     requests = []
     for stored in _recorded(folder):
         try:
-            theirs = AblationSettings.from_json(stored.get("settings"))
-            command = str(stored.get("command"))[:1000]
-            works = [] if theirs == settings else plan_ablation(plan, folder, theirs, heads)
-        except (QkscopeError, ValueError, TypeError) as error:
-            events.noted(f"removed an earlier ablation from {ABLATION_CSV}: {str(error)[:200]}")
+            theirs = SETTINGS.validate_python(stored.get("settings"))
+            ablations = [] if theirs == settings else plan_ablation(plan, folder, theirs, heads)
+        except (QkscopeError, ValueError) as error:
+            events.noted(f"removed an earlier ablation from {ABLATION_CSV}: {' '.join(str(error).split())[:200]}")
             continue
-        if not works:
-            continue
-        if all(read_part(folder, work, shard) for work in works for shard in work.shards):
-            requests.append(Request(theirs, command, works))
-        else:
+        if any(each.missing_shards(folder) for each in ablations):
             events.noted(
                 f"removed an earlier ablation ({theirs.heads.label}: {', '.join(theirs.edits)}) from {ABLATION_CSV}: "
                 "moments, tables or versions have changed since; run it again"
             )
+        elif ablations:
+            requests.append(Request(theirs, str(stored.get("command"))[:1000], ablations))
     return requests
 
 
 def _recorded(folder: Path) -> list[dict[str, Any]]:
+    """The requests that `ablation.json` lists."""
     try:
         stored = parse_json(read_bytes(results_file(folder, ABLATION_JSON), MAX_RECORD)).get("requests")
     except Missing:
@@ -217,37 +279,35 @@ def _recorded(folder: Path) -> list[dict[str, Any]]:
 
 
 def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
-    rows = [document_rows(request.works, folder) for request in requests]
-    context = {each.checkpoint.name: each.context for each in plan.checkpoints}
-    table = join_ablations([ablation_table(each) for each in rows], list(context))
+    """The tables of all requests, and `ablation.json`."""
+    rows = [document_rows(request.ablations, folder) for request in requests]
+    contexts = {each.checkpoint.name: each.context for each in plan.checkpoints}
+    table = join_ablations([ablation_table(each) for each in rows], list(contexts))
+    groups = join_ablations([groups_table(each).assign(windows=OWN) for each in rows], list(contexts), GROUPS_KEY)
+    course = join_ablations([course_table(each) for each in rows], list(contexts), COURSE_KEY)
+    heads = heads_table(table, contexts, _spreads(requests, folder))
     write_csv(table, results_file(folder, ABLATION_CSV))
-    for file, make, key in ((GROUPS_FILE, groups_table, GROUPS_KEY), (COURSE_FILE, course_table, COURSE_KEY)):
-        part = join_ablations([make(each) for each in rows], list(context), key)
-        _write_or_remove(None if part.empty else part, folder, file)
-    _write_or_remove(heads_table(table, context, _spreads(requests, folder)), folder, HEADS_FILE)
+    for file, made in ((GROUPS_FILE, groups), (COURSE_FILE, course), (HEADS_FILE, heads)):
+        if made.empty:
+            remove_head_table(folder, file)
+        else:
+            write_csv(made, head_table_path(folder, file))
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")
 
 
-def _forget_others(works: Sequence[CheckpointAblation], plan: Plan, folder: Path) -> None:
-    """Remove outcomes of all other ablations; until somebody asks for that, one that was stopped can go on."""
+def _forget_others(ablations: Sequence[CheckpointAblation], plan: Plan, folder: Path) -> None:
+    """Remove outcomes of all other ablations; until somebody asks for that, one that was stopped can be resumed."""
     for name in (each.checkpoint.name for each in plan.checkpoints):
-        keys = {work.fingerprint(shard) for work in works if work.name == name for shard in work.shards}
+        keys = {each.fingerprint(shard) for each in ablations if each.name == name for shard in each.shards}
         remove_other_ablations(folder, name, keys)
-
-
-def _write_or_remove(table: pd.DataFrame | None, folder: Path, file: str) -> None:
-    if table is None:
-        remove_head_table(folder, file)
-    else:
-        write_csv(table, head_table_path(folder, file))
 
 
 def _spreads(requests: Sequence[Request], folder: Path) -> dict[tuple[str, int, int], float]:
     spreads: dict[tuple[str, int, int], float] = {}
-    for work in (work for request in requests for work in request.works):
-        heads = [unit.heads[0] for unit in work.units if unit.role == "head"]
+    for ablation in (each for request in requests for each in request.ablations):
+        heads = [unit.heads[0] for unit in ablation.units if unit.role == "head"]
         if heads:
-            spreads |= kernel_spreads(folder, work, heads)
+            spreads |= kernel_spreads(folder, ablation, heads)
     return spreads
 
 
@@ -261,17 +321,17 @@ def _record(requests: Sequence[Request]) -> dict[str, Any]:
                 "settings": asdict(request.settings),
                 "checkpoints": [
                     {
-                        "name": work.name,
-                        "moments": work.plan.fingerprint(),
-                        "tokens": work.tokens,
-                        "documents": list(work.documents),
-                        "units": {unit.name: [list(head) for head in unit.heads] for unit in work.units},
+                        "name": each.name,
+                        "moments": each.plan.fingerprint(),
+                        "tokens": each.tokens,
+                        "documents": list(each.documents),
+                        "units": {unit.name: [list(head) for head in unit.heads] for unit in each.units},
                     }
-                    for work in request.works
+                    for each in request.ablations
                 ],
             }
             for request in requests
         ],
-        "edits": {name: KINDS[name].definition for name in edits},
+        "edits": {name: f"takes away {EDITS[name]}" for name in edits},
         "environment": environment(),
     }

@@ -1,4 +1,8 @@
-"""Tables of what edits did: means over documents, one row per head, and chosen heads against their controls."""
+"""Tables of what edits did: means over documents, one row per head, and chosen heads against their controls.
+
+Each is made of rows with model, document, edit, outcome, before, delta, and facts about the unit. Documents are the
+sample: a mean over documents has an error, and fewer than four have none.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +14,35 @@ import numpy as np
 import pandas as pd
 
 from qkscope.ablate.choice import Head, Unit
-from qkscope.ablate.edits import before_means, kernel_of
-from qkscope.ablate.kept import read_part
-from qkscope.ablate.outcomes import EVERY, FEWEST_DOCUMENTS, KEY, against_controls, over_documents
-from qkscope.ablate.work import CheckpointAblation
+from qkscope.ablate.edits import head_kernels
+from qkscope.ablate.measure import OutcomeRows
+from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation
 from qkscope.errors import InputError
 from qkscope.lenses.ablation.table import EDITS, SPREAD
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path
-from qkscope.stats.significance import is_significant
+from qkscope.stats import significance
+from qkscope.stats.significance import Error, is_significant
 
+FEWEST_DRAWS = 2  # of controls, for an interval
+KEY = ("model", "edit", "unit", "outcome")
 OWN = "own"  # the choice of windows: documents are as long as the checkpoint's own context allows
 
 
-def document_rows(works: Sequence[CheckpointAblation], folder: Path) -> pd.DataFrame:
-    """One row per checkpoint, document, edit, unit and outcome, of all shards that are done."""
-    rows: list[Mapping[str, Any]] = []
-    for work in works:
-        for shard in work.shards:
-            units = {unit.name: about(unit) for unit in shard.units}
-            same = {"model": work.name, "document": shard.documents[0], "edit": shard.edit}
-            for unit, outcome, before, delta in read_part(folder, work, shard) or []:
-                rows.append({**same, **units[unit], "outcome": outcome, "before": before, "delta": delta})
-    return pd.DataFrame(rows)
+def outcome_records(
+    model: str, document: int, edit: str, units: Sequence[Unit], rows: OutcomeRows
+) -> list[dict[str, Any]]:
+    """The rows of one document under one edit, with the facts about their units."""
+    by_name = {unit.name: _facts(unit) for unit in units}
+    same = {"model": model, "document": document, "edit": edit}
+    return [
+        {**same, **by_name[unit], "outcome": outcome, "before": before, "delta": delta}
+        for unit, outcome, before, delta in rows
+    ]
 
 
-def about(unit: Unit) -> dict[str, Any]:
+def _facts(unit: Unit) -> dict[str, Any]:
     """Which heads a unit has; a layer and a head where it is one."""
     layer, head = unit.heads[0] if unit.role == "head" else (np.nan, np.nan)
     return {
@@ -49,12 +55,33 @@ def about(unit: Unit) -> dict[str, Any]:
     }
 
 
+def document_rows(ablations: Sequence[CheckpointAblation], folder: Path) -> pd.DataFrame:
+    """One row per checkpoint, document, edit, unit and outcome, of all shards that are done."""
+    records: list[dict[str, Any]] = []
+    for each in ablations:
+        for shard in each.shards:
+            rows = each.read_outcomes(folder, shard) or []
+            records += outcome_records(each.name, shard.documents[0], shard.edit, shard.units, rows)
+    return pd.DataFrame(records)
+
+
 def ablation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """`ablation.csv`: means over documents with their errors, in the order of the rows."""
-    table = over_documents(rows)
-    for name in ("layer", "head"):
-        table[name] = table[name].astype("Int64")
-    return table
+    """`ablation.csv`: one row per checkpoint, edit, unit and outcome, a mean over documents with its error."""
+    groups = rows.groupby(list(KEY), sort=False)
+    means = groups.agg(
+        role=("role", "first"),
+        group=("group", "first"),
+        layer=("layer", "first"),
+        head=("head", "first"),
+        heads=("heads", "first"),
+        documents=("delta", "count"),
+        before=("before", "mean"),
+        delta=("delta", "mean"),
+        spread=("delta", "std"),
+    ).reset_index()
+    error = means.pop("spread") / np.sqrt(means["documents"])
+    means["delta_se"] = error.where(means["documents"] >= FEWEST_DOCUMENTS)
+    return means.astype({"layer": "Int64", "head": "Int64"})
 
 
 def join_ablations(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Sequence[str] = KEY) -> pd.DataFrame:
@@ -62,27 +89,74 @@ def join_ablations(tables: Sequence[pd.DataFrame], order: Sequence[str], key: Se
     known = [table for table in tables if not table.empty]
     if not known:
         return pd.DataFrame()
-    places = {name: place for place, name in enumerate(order)}
-    rows = pd.concat(known, ignore_index=True).drop_duplicates(list(key), keep="last")
-    return rows.sort_values("model", key=lambda names: names.map(places), kind="stable").reset_index(drop=True)
+    return _in_order(pd.concat(known, ignore_index=True).drop_duplicates(list(key), keep="last"), order)
+
+
+def _in_order(table: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
+    places = {name: place for place, name in enumerate(checkpoints)}
+    return table.sort_values("model", key=lambda names: names.map(places), kind="stable").reset_index(drop=True)
+
+
+# -- chosen heads against random ones ------------------------------------------------------------------------
 
 
 def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """`ablation_groups.csv`: chosen heads against matched random ones."""
-    groups = against_controls(rows)
-    return groups if groups.empty else groups.assign(windows=OWN)
+    """`ablation_groups.csv`: how much more the chosen heads matter than matched random ones.
+
+    A row per checkpoint, edit, group and outcome. Two things are samples here. Documents: the difference from the mean
+    control is taken document by document. Draws: other random heads would have given another mean control. The variance
+    of the excess is the sum of both, and its 95 % interval that of Student's t with the degrees of freedom of Welch and
+    Satterthwaite.
+    """
+    key = ["model", "edit", "group", "outcome"]
+    excesses = []
+    for values, part in rows[rows["role"] != "head"].groupby(key, sort=False):
+        chosen = part[part["role"] == "chosen"].set_index("document")["delta"]
+        controls = part[part["role"] == "control"].pivot_table("delta", "document", "unit", sort=False)
+        if not chosen.empty and not controls.empty:
+            about = dict(zip(key, values, strict=True))
+            excesses.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls)})
+    return pd.DataFrame(excesses)
+
+
+def _excess(chosen: pd.Series[float], controls: pd.DataFrame) -> dict[str, float]:
+    """One comparison: `controls` is documents by draws."""
+    excess = (chosen - controls.mean(axis=1)).dropna()
+    draws = controls.loc[excess.index].mean()  # of each draw
+    documents, error, reach = len(excess), float("nan"), float("nan")
+    if documents >= FEWEST_DOCUMENTS and len(draws) >= FEWEST_DRAWS:
+        by_documents = Error(float(np.sqrt(excess.var() / documents)), documents - 1)
+        by_draws = Error(float(np.sqrt(draws.var() / len(draws))), len(draws) - 1)
+        error, freedom = significance.combined(by_documents, by_draws)
+        reach = float(significance.critical_value(freedom)) * error
+    mean = float(excess.mean())
+    own = float(chosen[excess.index].mean())
+    return {
+        "documents": documents,
+        "draws": len(draws),
+        "chosen": own,
+        "controls": float(draws.mean()),
+        "excess": mean,
+        "excess_se": error,
+        "low": mean - reach,
+        "high": mean + reach,
+        "exceeds": int((draws < own).sum()),
+    }
+
+
+# -- heads that were edited alone ----------------------------------------------------------------------------
 
 
 def course_table(rows: pd.DataFrame) -> pd.DataFrame:
     """`ablation_course.csv`: the mean over heads that were edited alone, with its error over documents, and how many
     heads cost or gain significantly."""
-    alone = rows[(rows["role"] == "head") & (rows["outcome"] == EVERY)]
+    alone = rows[(rows["role"] == "head") & (rows["outcome"] == "all")]
     course = []
     for (model, edit), part in alone.groupby(["model", "edit"], sort=False):
         means = part.groupby("document")["delta"].mean()
-        heads = over_documents(part)
+        heads = ablation_table(part)
         error = means.std() / np.sqrt(len(means)) if len(means) >= FEWEST_DOCUMENTS else np.nan
-        beyond = is_significant(heads["delta"], heads["delta_se"], len(means) - 1) == 1
+        significant = is_significant(heads["delta"], heads["delta_se"], len(means) - 1) == 1
         course.append(
             {
                 "model": model,
@@ -92,47 +166,51 @@ def course_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "documents": len(means),
                 "mean": means.mean(),
                 "mean_se": error,
-                "costly": (beyond & (heads["delta"] > 0)).sum() if error == error else np.nan,
-                "gaining": (beyond & (heads["delta"] < 0)).sum() if error == error else np.nan,
+                "costly": (significant & (heads["delta"] > 0)).sum() if error == error else np.nan,
+                "gaining": (significant & (heads["delta"] < 0)).sum() if error == error else np.nan,
             }
         )
     return pd.DataFrame(course)
 
 
 def heads_table(
-    table: pd.DataFrame, context: Mapping[str, int], spread: Mapping[tuple[str, int, int], float]
-) -> pd.DataFrame | None:
-    """`ablation_heads.csv`: a row per head that was edited alone, a column and its error per edit; None without any."""
-    alone = table[(table["role"] == "head") & (table["outcome"] == EVERY)]
+    table: pd.DataFrame, contexts: Mapping[str, int], spreads: Mapping[tuple[str, int, int], float]
+) -> pd.DataFrame:
+    """`ablation_heads.csv` from `ablation.csv`: a row per head that was edited alone, two columns per edit.
+
+    `contexts` are the checkpoints' in study order; `spreads` are `kernel_spreads`.
+    """
+    alone = table[(table["role"] == "head") & (table["outcome"] == "all")]
     if alone.empty:
-        return None
+        return alone
     wide = alone.set_index(["model", "layer", "head", "edit"])[["delta", "delta_se"]].unstack("edit")  # noqa: PD010
     by_head = wide.index.to_frame(index=False)
-    by_head["window"] = by_head["model"].map(context)
+    by_head["window"] = by_head["model"].map(contexts)
     for edit in EDITS:
         for name, of in ((f"loss_{edit}", "delta"), (f"loss_{edit}_se", "delta_se")):
             by_head[name] = wide[of, edit].to_numpy(float) if (of, edit) in wide.columns else np.nan
     who = zip(by_head["model"], by_head["layer"], by_head["head"], strict=True)
-    by_head[SPREAD] = [spread.get((str(model), int(layer), int(head)), np.nan) for model, layer, head in who]
-    places = {name: place for place, name in enumerate(context)}
-    return by_head.sort_values("model", key=lambda names: names.map(places), kind="stable").reset_index(drop=True)
+    by_head[SPREAD] = [spreads.get((str(model), int(layer), int(head)), np.nan) for model, layer, head in who]
+    return _in_order(by_head, list(contexts))
 
 
-def kernel_spreads(folder: Path, work: CheckpointAblation, heads: Sequence[Head]) -> dict[tuple[str, int, int], float]:
+def kernel_spreads(
+    folder: Path, ablation: CheckpointAblation, heads: Sequence[Head]
+) -> dict[tuple[str, int, int], float]:
     """By (checkpoint, layer, head): how far the scaled mean score varies over the distances of a document.
 
     That is what the edit `kernel` takes away. Heads whose moments have no sums from before rotation are left out.
     """
     spreads: dict[tuple[str, int, int], float] = {}
-    moments = Moments.load(moments_path(folder, work.name))
+    moments = Moments.load(moments_path(folder, ablation.name))
     for layer in sorted({layer for layer, _ in heads}):
         sums = layer_sums(moments, layer, [head for of, head in heads if of == layer])
         scale = sums.facts.score_scale
         try:
-            queries, keys = before_means(sums, work.tokens)
+            kernels = head_kernels(sums, ablation.tokens)
         except InputError:
             continue
-        for head, query, key in zip(sums.heads, queries, keys, strict=True):
-            if scale is not None:
-                spreads[work.name, layer, head] = float(scale * kernel_of(query, key).std())
+        if scale is not None:
+            for head, kernel in zip(sums.heads, kernels, strict=True):
+                spreads[ablation.name, layer, head] = float(scale * kernel.std())
     return spreads

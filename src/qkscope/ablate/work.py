@@ -1,40 +1,44 @@
 """What an ablation of a study is to do: which heads of which checkpoints, which edits, on which documents, in shards.
 
 A shard is one document under one edit of a block of units: what a worker does in one go, and what a run that is killed
-loses at most. Shards depend on the request alone, never on the machine or the number of workers.
+loses at most. Shards depend on the request alone, never on the machine or the number of workers. The outcomes of
+finished shards lie in the results folder, by a hash of all that they depend on: a stopped ablation continues from them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
+from pydantic import ConfigDict
 
 from qkscope.ablate.choice import HeadChoice, Unit, units_of
-from qkscope.ablate.edits import KINDS
-from qkscope.ablate.needle import require_room
-from qkscope.ablate.outcomes import FEWEST_DOCUMENTS
+from qkscope.ablate.edits import WITHOUT_MOMENTS, require_edit
+from qkscope.ablate.needle import needle_of
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
+from qkscope.files import write_text
+from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
 from qkscope.lenses.at_window import build_tables
 from qkscope.lenses.head_rows import heads_at
 from qkscope.lenses.registry import registered
 from qkscope.results.environment import numeric_versions
-from qkscope.results.folder import moments_path
+from qkscope.results.folder import ablation_path, moments_path
 from qkscope.results.read import load_results
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.plan import Plan
 from qkscope.text import counted
 
 SCHEMA = 2
-UNCHANGING = tuple(name for name, kind in KINDS.items() if kind.needs is None)  # they need no moments
 UNITS = 32  # of a shard: about half a minute of one core for a small model
+FEWEST_DOCUMENTS = 4  # with fewer, an error is a guess
+MAX_OUTCOMES = 64 * 2**20  # bytes of one shard's outcomes
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,13 @@ class AblationSettings:
     parts: int = 4  # of a document, for the loss by position
     seed: int = 0  # of shuffled distances and needles
     needle: tuple[float, ...] = ()  # depths, from 0 to 1, at which a sentence is planted; none by default
-    attention: bool = False  # also measure where edited heads look
+    attention: bool = False  # also measure where edited heads attend
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # where a file's settings are read
 
     def __post_init__(self) -> None:
         for edit in self.edits:
-            if edit not in KINDS:
-                raise InputError(f"{edit!r} is not an edit; the edits are {', '.join(KINDS)}")
+            require_edit(edit)
         if not self.edits:
             raise InputError("an ablation needs at least one edit")
         if self.documents < 1:
@@ -66,30 +71,9 @@ class AblationSettings:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What the outcomes of one document under one edit depend on, beside the edit."""
+        """What the outcomes of one document under one edit depend on, apart from the edit."""
         names = ("run", "parts", "seed", "needle", "attention")
         return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_json(cls, stored: Any) -> AblationSettings:
-        """The settings that a file claims; InputError, ValueError or TypeError where they are none."""
-        if not isinstance(stored, Mapping) or not isinstance(stored.get("heads"), Mapping):
-            raise ValueError("an ablation's settings should have heads")
-        choice: dict[str, Any] = {name: _frozen(value) for name, value in stored["heads"].items()}
-        plain: dict[str, Any] = {name: _frozen(value) for name, value in stored.items() if name != "heads"}
-        settings = cls(**plain, heads=HeadChoice(**choice))
-        if json.dumps(asdict(settings)) != json.dumps(asdict(replace(settings, **_typed(settings)))):
-            raise ValueError("an ablation's settings should be numbers and words")
-        return settings
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _typed(settings: AblationSettings) -> dict[str, Any]:
-    """The numbers of settings as numbers; raises where they are none."""
-    return {name: int(getattr(settings, name)) for name in ("documents", "run", "parts", "seed")}
 
 
 @dataclass(frozen=True)
@@ -154,9 +138,37 @@ class CheckpointAblation:
             "versions": numeric_versions(),
         }
 
+    # -- outcomes on disk ------------------------------------------------------------------------------------
+
+    def write_outcomes(self, folder: Path, shard: AblationShard, rows: list[list[Any]]) -> None:
+        """Write a shard's rows [unit, outcome, before, delta]."""
+        path = ablation_path(folder, self.name, self.fingerprint(shard))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"document": shard.documents[0], "edit": shard.edit, "rows": rows}) + "\n")
+
+    def read_outcomes(self, folder: Path, shard: AblationShard) -> list[list[Any]] | None:
+        """A shard's rows from an earlier run of the same work; None where there are none that can be read."""
+        try:
+            stored = parse_json(read_bytes(ablation_path(folder, self.name, self.fingerprint(shard)), MAX_OUTCOMES))
+        except (Missing, Unreadable):
+            return None
+        rows = stored.get("rows")
+        names = {unit.name for unit in shard.units}
+        return rows if isinstance(rows, list) and rows and all(_is_outcome(row, names) for row in rows) else None
+
+    def missing_shards(self, folder: Path) -> list[AblationShard]:
+        """The shards whose outcomes are not on disk yet."""
+        return [shard for shard in self.shards if self.read_outcomes(folder, shard) is None]
+
+
+def _is_outcome(row: Any, units: set[str]) -> bool:
+    if not isinstance(row, list) or len(row) != 4 or row[0] not in units or not isinstance(row[1], str):
+        return False
+    return is_finite(row[2]) and is_finite(row[3])
+
 
 def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
-    """All that is known of each head, from which a request chooses; without what earlier ablations found, if asked."""
+    """The columns of tables/heads.csv, from which a request chooses; without those of earlier ablations, if asked."""
     lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
     return heads_at(build_tables(load_results(folder), lenses).own)
 
@@ -164,11 +176,11 @@ def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
 def plan_ablation(
     plan: Plan, folder: Path, settings: AblationSettings, heads: pd.DataFrame
 ) -> list[CheckpointAblation]:
-    """The work at each checkpoint; whatever can be wrong with it is said before a model is loaded."""
+    """The work at each checkpoint; whatever can be wrong with it is refused before a model is loaded."""
     unknown = sorted(set(settings.only) - {each.checkpoint.name for each in plan.checkpoints})
     if unknown:
         raise InputError(f"there is no checkpoint {unknown[0]!r} in this study")
-    works = []
+    ablations = []
     for each in plan.checkpoints:
         name = each.checkpoint.name
         if settings.only and name not in settings.only:
@@ -179,44 +191,41 @@ def plan_ablation(
                 raise InputError(f"it has no moments and tables in {folder} yet; `qkscope run` makes them")
             units = tuple(units_of(settings.heads, rows))
             tokens = min(settings.tokens or each.context, each.context)
-            work = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
-            _require_possible(work)
-            works.append(work)
-    return works
+            ablation = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
+            _require_possible(ablation)
+            ablations.append(ablation)
+    return ablations
 
 
-def _require_possible(work: CheckpointAblation) -> None:
+def _require_possible(ablation: CheckpointAblation) -> None:
     """Refuse what a checkpoint's moments, documents or tokens cannot give."""
-    plan, settings = work.plan, work.settings
-    changing = [edit for edit in settings.edits if KINDS[edit].needs is not None]
-    if plan.study.stage != "post_rope" and changing:
+    plan, settings, documents = ablation.plan, ablation.settings, len(ablation.documents)
+    with_moments = [edit for edit in settings.edits if edit not in WITHOUT_MOMENTS]
+    if plan.study.stage != "post_rope" and with_moments:
         raise InputError(
-            f"the edit {changing[0]} needs queries and keys as the kernel gets them, but this study's are from before "
-            f"rotation (stage: {plan.study.stage}); run a study without `stage`, or use {' or '.join(UNCHANGING)}"
+            f"the edit {with_moments[0]} needs queries and keys as the kernel gets them, but this study's are from "
+            f"before rotation (stage: {plan.study.stage}); run a study without `stage`, or use "
+            f"{' or '.join(WITHOUT_MOMENTS)}"
         )
-    if len(work.documents) < FEWEST_DOCUMENTS:
+    if documents < FEWEST_DOCUMENTS:
         raise InputError(
-            f"{counted(len(work.documents), 'document')} are too few for an error: an ablation needs at least "
-            f"{FEWEST_DOCUMENTS}"
+            f"{counted(documents, 'document')} are too few for an error: an ablation needs at least {FEWEST_DOCUMENTS}"
         )
-    if work.tokens < 2:
-        raise InputError(f"a loss needs at least two tokens, not {work.tokens}")
+    if ablation.tokens < 2:
+        raise InputError(f"a loss needs at least two tokens, not {ablation.tokens}")
     if settings.needle:
-        require_room(plan.tokenizer, work.tokens, settings.seed)
+        needle_of(plan.tokenizer, 0, settings.seed).require_room(ablation.tokens)
 
 
 def spread_documents(plan: CheckpointPlan, count: int) -> tuple[int, ...]:
     """The first documents of each group in turn, so that all groups have about as many."""
-    by_group: dict[int, list[int]] = {}
+    numbers: dict[int, int] = {}  # by group, of its documents so far
+    rounds = []
     for document in plan.documents:
-        by_group.setdefault(group_of(document, plan.layout.groups), []).append(document)
-    turns = [
-        document
-        for turn in range(max(map(len, by_group.values()), default=0))
-        for _, documents in sorted(by_group.items())
-        for document in documents[turn : turn + 1]
-    ]
-    return tuple(sorted(turns[:count]))
+        group = group_of(document, plan.layout.groups)
+        numbers[group] = numbers.get(group, 0) + 1
+        rounds.append((numbers[group], group, document))
+    return tuple(sorted(document for _, _, document in sorted(rounds)[:count]))
 
 
 def heads_of(units: Sequence[Unit]) -> list[tuple[int, int]]:

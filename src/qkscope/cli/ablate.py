@@ -13,7 +13,6 @@ from qkscope.results.folder import ABLATION_CSV, results_file
 from qkscope.text import counted
 
 if TYPE_CHECKING:
-    from qkscope.ablate.study import AblationOptions
     from qkscope.ablate.work import AblationSettings, CheckpointAblation
 
 ABOUT = """\
@@ -101,33 +100,6 @@ def add_ablate(commands: Any) -> None:
     add_engine_options(parser)
 
 
-def settings_of(options: argparse.Namespace) -> AblationSettings:
-    """What the command line asks for."""
-    from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.work import AblationSettings
-
-    choice = HeadChoice(tuple(options.heads), options.top, options.by, options.together, options.controls, options.seed)
-    return AblationSettings(
-        edits=tuple(options.edit or ("kernel", "zero")),
-        heads=choice,
-        documents=options.documents,
-        tokens=options.tokens,
-        only=tuple(options.checkpoint or ()),
-        seed=options.seed,
-        needle=() if options.needle is None else tuple(options.needle or DEPTHS),
-        attention=options.attention,
-    )
-
-
-def run_options(options: argparse.Namespace) -> AblationOptions:
-    """Where it runs, as the command line says."""
-    from qkscope.ablate.study import AblationOptions
-    from qkscope.run.options import Placement
-
-    placement = Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker)
-    return AblationOptions(options.engine, placement, options.replace, options.trust_remote_code)
-
-
 def demo_ablations(study: Path) -> list[AblationSettings]:
     """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
     in training; and at the end, the heads with the largest r_q together against random ones."""
@@ -146,16 +118,32 @@ def demo_ablations(study: Path) -> list[AblationSettings]:
 
 def ablate(options: argparse.Namespace) -> int:
     """`qkscope ablate`."""
-    from qkscope.ablate.study import ablate_study, prepare_ablation
+    from qkscope.ablate.choice import HeadChoice
+    from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
+    from qkscope.ablate.work import AblationSettings
     from qkscope.cli.commands import command_line, quiet_libraries
+    from qkscope.run.options import Placement
     from qkscope.run.progress import progress
 
     quiet_libraries()
-    settings, how = settings_of(options), run_options(options)
+    settings = AblationSettings(
+        edits=tuple(options.edit or ("kernel", "zero")),
+        heads=HeadChoice(
+            tuple(options.heads), options.top, options.by, options.together, options.controls, options.seed
+        ),
+        documents=options.documents,
+        tokens=options.tokens,
+        only=tuple(options.checkpoint or ()),
+        seed=options.seed,
+        needle=() if options.needle is None else tuple(options.needle or DEPTHS),
+        attention=options.attention,
+    )
+    placement = Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker)
+    how = AblationOptions(options.engine, placement, options.replace, options.trust_remote_code)
     with progress() as events:
         if options.estimate:
-            _, works = prepare_ablation(options.study, options.out, settings, events, how)
-            print("\n".join(estimate_lines(works)))
+            ablations = prepare_ablation(options.study, options.out, settings, events, how)
+            print("\n".join(estimate_lines(ablations)))
             return 0
         folder = ablate_study(options.study, options.out, settings, events, command_line(), how)
     print(f"ablation: {results_file(folder, ABLATION_CSV)}")
@@ -163,18 +151,18 @@ def ablate(options: argparse.Namespace) -> int:
     return 0
 
 
-def estimate_lines(works: list[CheckpointAblation]) -> list[str]:
-    """How much work each checkpoint is; a pass with an edit begins at the first edited layer."""
+def estimate_lines(ablations: list[CheckpointAblation]) -> list[str]:
+    """How much work each checkpoint is; a pass with an edit starts at the first edited layer."""
     from qkscope.cli.estimate import scaled
     from qkscope.cost.ablation import ablation_cost
 
     lines = []
-    for work in works:
-        cost = ablation_cost([work])
+    for each in ablations:
+        cost = ablation_cost([each])
         lines.append(
-            f"{work.name}: {len(work.units):,} units x {len(work.settings.edits)} edits x {len(work.documents)} "
-            f"documents of {work.tokens:,} tokens: at most {cost.passes:,} passes ({cost.tokens:,} tokens), "
-            f"{scaled(cost.flops)}FLOPs in {counted(len(work.shards), 'shard')}"
+            f"{each.name}: {len(each.units):,} units x {len(each.settings.edits)} edits x {len(each.documents)} "
+            f"documents of {each.tokens:,} tokens: at most {cost.passes:,} passes ({cost.tokens:,} tokens), "
+            f"{scaled(cost.flops)}FLOPs in {counted(len(each.shards), 'shard')}"
         )
-    whole = ablation_cost(works)
+    whole = ablation_cost(ablations)
     return [*lines, f"total: at most {whole.tokens:,} tokens, {scaled(whole.flops)}FLOPs"]

@@ -1,7 +1,7 @@
 """Does it matter? What the model loses when position is taken away from a head."""
 
 from qkscope.lenses.ablation.strength import NAME, strengths_at
-from qkscope.lenses.ablation.table import FILE, GROUPS_FILE, SPREAD, TABLE, WRITTEN
+from qkscope.lenses.ablation.table import BEGINS, FILE, GROUPS_FILE, SPREAD, TABLE, WRITTEN, begins_at
 from qkscope.lenses.base import Figure, IntervalView, Lens, Summary, View
 from qkscope.lenses.charts import Drawing
 
@@ -11,7 +11,10 @@ LENS = Lens(
     question="Does a head's position matter to the model?",
     tables=(TABLE,),
     of_study=(WRITTEN,),
-    summaries=(Summary(NAME, strengths_at, at_common_window=False),),
+    summaries=(
+        Summary(NAME, strengths_at, at_common_window=False),
+        Summary(BEGINS, begins_at, at_common_window=False),
+    ),
     figures=(
         Figure(
             "loss",

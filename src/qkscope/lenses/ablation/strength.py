@@ -44,16 +44,15 @@ def strengths_at(at: AtWindow) -> pd.DataFrame | None:
     if FILE not in at.head_tables:
         return None
     heads = heads_at(at)
-    tables = [
-        table.assign(model=model, edit=edit)
-        for model in at.names
-        for edit in EDITS
-        if (table := correlations(heads[heads["model"] == model], f"loss_{edit}")) is not None
-    ]
-    if not tables:
-        return None
-    joined = pd.concat(tables, ignore_index=True)
-    return joined[["model", "edit", *(name for name in joined.columns if name not in ("model", "edit"))]]
+    tables = []
+    for model in at.names:
+        for edit in EDITS:
+            table = correlations(heads[heads["model"] == model], f"loss_{edit}")
+            if table is not None:
+                table.insert(0, "model", model)
+                table.insert(1, "edit", edit)
+                tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else None
 
 
 def correlations(heads: pd.DataFrame, loss: str) -> pd.DataFrame | None:

@@ -1,22 +1,23 @@
-"""What the model loses when heads' scores are edited: a row per head, and groups of heads against random ones.
-
-`qkscope ablate` writes both. What goes with the loss beforehand is a summary over heads.
-"""
+"""What the model loses when heads are edited: the tables that `qkscope ablate` writes, and how to read them."""
 
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from qkscope.lenses.at_window import AtWindow
 from qkscope.lenses.base import HeadTable, Measure, StudyBuild, StudyTable
+from qkscope.stats.jackknife import FEWEST_GROUPS
+from qkscope.stats.significance import is_significant
 
 FILE, GROUPS_FILE, COURSE_FILE = "ablation_heads.csv", "ablation_groups.csv", "ablation_course.csv"
-# By name: what each edit takes away, as `qkscope.ablate.edits` defines it.
+BEGINS = "ablation_begins"
+# By name: what each edit takes away; `qkscope.ablate.edits` computes it.
 EDITS = {
     "kernel": "the mean score at each distance that RoPE makes of the mean query and key",
     "kernel_measured": "the measured mean score of each pair of positions",
-    "key_mean": "the mean key, as RoPE turns it",
-    "query_mean": "the mean query, as RoPE turns it",
+    "key_mean": "the mean key, as RoPE rotates it",
+    "query_mean": "the mean query, as RoPE rotates it",
     "flatten": "the drift with position along axis a",
     "flatten_pc0": "the drift with position along component 0",
     "shuffle": "the order of distances (each has the mean score of another)",
@@ -77,7 +78,6 @@ COURSE = StudyTable(
     (*COURSE_KEY, "windows"),
 )
 WRITTEN = StudyBuild((GROUPS, COURSE), None)
-MOST_GROUPED = 6  # models or seeds whose groups fit into one figure
 
 
 def measured_edits(at: AtWindow) -> list[str]:
@@ -86,26 +86,45 @@ def measured_edits(at: AtWindow) -> list[str]:
     return [edit for edit in EDITS if table[f"loss_{edit}"].notna().any()]
 
 
-def documents_of(at: AtWindow, model: str, edit: str) -> int | None:
-    """On how many documents single heads were measured, where that is recorded."""
-    if not at.has(COURSE_FILE):
-        return None
-    course = at.table(COURSE_FILE)
-    here = course[(course["model"] == model) & (course["edit"] == edit)]
-    return None if here.empty else int(here["documents"].iloc[0])
-
-
 def shown_edit(at: AtWindow) -> str:
-    """The edit that figure and card are about: the first of EDITS that was measured."""
+    """The edit that figure and summary are about: the first of EDITS that was measured."""
     return measured_edits(at)[0]
 
 
-def measured_entries(at: AtWindow, file: str = FILE) -> list[str]:
-    """The entries with ablated heads, in order."""
-    there = set(at.table(file)["model"])
-    return [name for name in at.names if name in there]
+def last_measured(at: AtWindow) -> str:
+    """The last entry with ablated heads."""
+    there = set(at.table(FILE)["model"])
+    return [name for name in at.names if name in there][-1]
 
 
-def last_measured(at: AtWindow, file: str = FILE) -> str:
-    """The last of them."""
-    return measured_entries(at, file)[-1]
+def begins_at(at: AtWindow) -> pd.DataFrame | None:
+    """At each entry and edit: how many heads begin to matter there, and how many have begun so far.
+
+    A head begins to matter at the first entry from which on its edit costs significantly, at every entry that was
+    ablated. Heads that were not edited at all of them are left out. None for fewer than two entries.
+    """
+    if FILE not in at.head_tables or not at.study.one_run:
+        return None
+    rows = []
+    for edit in measured_edits(at):
+        table, loss = at.table(FILE), f"loss_{edit}"
+        known = table[table[loss].notna() & table[f"{loss}_se"].notna()]
+        names = [name for name in at.names if name in set(known["model"])]
+        if len(names) < 2:
+            continue
+        freedom = known["model"].map({name: _documents(at, name, edit) - 1.0 for name in names})
+        costs = (known[loss] > 0) & (is_significant(known[loss], known[f"{loss}_se"], freedom) == 1)
+        wide = known.assign(costs=costs).pivot_table("costs", ["layer", "head"], "model", aggfunc="first")
+        values = wide.reindex(columns=names).dropna().to_numpy(dtype=bool)  # (heads, entries)
+        from_then_on = np.logical_and.accumulate(values[:, ::-1], axis=1)[:, ::-1].sum(axis=0)
+        for name, begin, so_far in zip(names, np.diff(from_then_on, prepend=0), from_then_on, strict=True):
+            count = {"heads": len(values), "begin": int(begin), "so_far": int(so_far)}
+            rows.append({"model": name, "edit": edit, **count})
+    return pd.DataFrame(rows) if rows else None
+
+
+def _documents(at: AtWindow, model: str, edit: str) -> int:
+    """On how many documents single heads were measured; where that is not recorded, the fewest that give errors."""
+    course = at.table(COURSE_FILE) if at.has(COURSE_FILE) else pd.DataFrame(columns=["model", "edit", "documents"])
+    here = course[(course["model"] == model) & (course["edit"] == edit)]
+    return FEWEST_GROUPS if here.empty else int(here["documents"].iloc[0])
