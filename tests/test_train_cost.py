@@ -11,9 +11,9 @@ from qkscope.layers import LayerFacts
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments, beside
 from qkscope.train import Probe
+from qkscope.train.callback import choose_every
 from qkscope.train.cost import Cost
 from qkscope.train.ranks import Ranks
-from qkscope.train.schedule import choose_every
 
 
 class HandClock:

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from qkscope.errors import DocumentError, InputError, QkscopeWarning
-from qkscope.train.documents import Wanted, probe_documents
+from qkscope.train.documents import probe_documents
 from test_documents import byte_tokenizer
 
 
-def read(given, tokenizer=None, vocabulary=256, positions=128, **wanted):
-    return probe_documents(given, tokenizer, Wanted(**wanted), vocabulary=vocabulary, positions=positions)
+def read(given, tokenizer=None, vocabulary=256, positions=128, **options):
+    return probe_documents(given, tokenizer, vocabulary=vocabulary, positions=positions, **options)
 
 
 def encoded(text):
@@ -106,7 +106,8 @@ def test_documents_have_one_fingerprint_however_they_came():
         ([], "there are no probe documents"),
         (7, "should be texts, token ids, a dataset or the path of a file, not int"),
         (["a text"], "texts need a tokenizer"),
-        ([[1, 2], "a text"], "texts and token ids mixed"),
+        ([[1, 2], "a text"], "document 0 is list, not text; do not mix texts and token ids"),
+        (["a text", [1, 2]], "document 1 is list, not text"),
         ([[1, 2, 300]], "the model has ids 0 to 255"),
         ([[1]], r"no probe document has 2 tokens \(the longest has 1\)"),
         ([{"input_ids": [1, 2, 3], "position_ids": [0, 1, 0]}], "hold several documents each"),

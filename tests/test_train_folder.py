@@ -15,8 +15,7 @@ from qkscope.lenses.at_window import build_tables
 from qkscope.moments.file import as_stored
 from qkscope.results.read import load_results
 from qkscope.train import Probe, TrainingFolder
-from qkscope.train.folder import FolderSettings
-from qkscope.train.scalars import scalars_of
+from qkscope.train.folder import scalars_of
 from reports import drawing
 from test_page_data import embedded
 
@@ -148,10 +147,13 @@ def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp
     folder = shutil.copytree(grown, tmp_path / "killed")
     record = json.loads((folder / "training.json").read_text())
     last = record["steps"].pop()
+    for table in record["tables"]:
+        lines = (folder / table).read_bytes().splitlines(keepends=True)
+        before = b"".join(line for line in lines if not line.startswith(f"step-{last['step']},".encode()))
+        record["tables"][table] = len(before)
+        if killed_after == "some tables" and table == "score.csv":
+            (folder / table).write_bytes(before)
     (folder / "training.json").write_text(json.dumps(record))
-    if killed_after == "some tables":
-        start = last["lines"]["score.csv"][0]
-        (folder / "score.csv").write_bytes((folder / "score.csv").read_bytes()[:start])
     (folder / ".parts").mkdir()
     (folder / ".parts/step-100.lines").write_text("half a li")
     (folder / ".score.csv.0a1b2c3d.tmp").write_text("half a ta")
@@ -213,9 +215,17 @@ def test_the_results_of_a_study_are_not_added_to(finished):
         TrainingFolder(finished())
 
 
-def test_a_damaged_record_is_refused(copy):
-    (copy / "training.json").write_text('{"schema": 1, "steps": [{"step": -1}]}')
-    with pytest.raises(InputError, match="does not list steps"):
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ('{"schema": 2, "steps": [{"step": -1}]}', "does not list steps"),
+        ('{"schema": 1, "steps": []}', "has schema 1, this qkscope reads 2; give another folder"),
+        ("{", "give another folder"),
+    ],
+)
+def test_a_record_that_is_damaged_or_of_another_version_is_refused(copy, record, message):
+    (copy / "training.json").write_text(record)
+    with pytest.raises(InputError, match=message):
         TrainingFolder(copy)
 
 
@@ -223,7 +233,7 @@ def test_a_damaged_record_is_refused(copy):
 def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path):
     from qkscope.lenses.registry import study_builds
 
-    folder = TrainingFolder(tmp_path / "out", FolderSettings(keep_moments=True))
+    folder = TrainingFolder(tmp_path / "out", keep_moments=True)
     for step in (0, 20):
         folder.add(step, sums(step))
     folder.write_page()

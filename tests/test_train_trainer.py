@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from families import tiny, tokens
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.train import HeadsCallback, Probe
 from test_faults import can_mount
-from test_train_cost import HandClock
 from warm import Warm
 
 HERE = Path(__file__).parent
@@ -201,36 +200,6 @@ def test_fifty_steps_and_what_they_log_are_bit_identical_with_and_without(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_budget_is_kept_and_the_share_of_time_is_logged(tmp_path):
-    """By a clock on which a step takes 16 seconds, and each pass of a measurement a quarter of a second."""
-    clock, passes = HandClock(), []
-
-    class Step(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            clock.now += 16
-
-    def measured(module, _):
-        if not module.training:
-            clock.now += 0.25
-            passes.append(clock.now)
-
-    trainer = build(tmp_path, max_steps=24)
-    trainer.model.model.register_forward_pre_hook(measured)
-    trainer.add_callback(Step())
-    follow(trainer, every=1, at_most=1 / 64, clock=clock)
-    trainer.train()
-    lines = [each for each in trainer.state.log_history if KEY in each]
-    count = len(passes) // len(lines)  # of a measurement
-    # k measurements take count * k / 4 seconds, and a 64th of n steps is n / 4 of them. The first is made in any case.
-    assert steps_logged(trainer) == [0, *range(2 * count, 25, count)]
-    assert len(lines) >= 3
-    assert [each["eval_qkscope/seconds"] for each in lines] == [count / 4] * len(lines)
-    shares = [each["eval_qkscope/cost_share"] for each in lines[1:]]
-    assert shares == [count * k / 4 / (16 * each["step"]) for k, each in enumerate(lines[1:], start=2)]
-    assert max(shares) <= 1 / 64
-
-
-@pytest.mark.slow
 def test_without_documents_the_eval_set_gives_them(tmp_path):
     trainer = build(tmp_path)
     callback = HeadsCallback(trainer=trainer, every=100, limit=6, **QUICK)
@@ -298,34 +267,6 @@ def test_a_model_that_cannot_be_captured_is_refused_when_the_training_begins(tmp
         trainer.train()
 
 
-class Poisoned(TrainerCallback):
-    """Weights that are NaN when a step ends and as before when the next begins."""
-
-    kept = None
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        weight = model.model.layers[1].self_attn.q_proj.weight
-        if state.global_step == 2:
-            self.kept = weight.detach().clone()
-            weight.data[0, 0] = torch.nan
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        if self.kept is not None:
-            model.model.layers[1].self_attn.q_proj.weight.data.copy_(self.kept)
-            self.kept = None
-
-
-@pytest.mark.slow
-def test_what_fails_during_the_training_is_said_and_the_training_goes_on(tmp_path):
-    trainer = build(tmp_path, max_steps=4)
-    trainer.add_callback(Poisoned())
-    follow(trainer, every=2, strict=False)
-    with pytest.warns(QkscopeWarning, match=r"step 2 could not be measured.*layer 1, .*q_proj\.weight has 1 of"):
-        trainer.train()
-    assert trainer.state.global_step == 4
-    assert steps_in(tmp_path) == [0, 4]
-
-
 FULL_DISK = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -388,11 +329,6 @@ def same_curve(folder, make_model, **changes):
     record = json.loads((folder / "measured/qkscope/provenance.json").read_text())["checkpoints"]
     assert [each["step"] for each in record] == [0, 2, 4]
     return record[-1]
-
-
-@pytest.mark.slow
-def test_with_gradient_checkpointing(tmp_path):
-    same_curve(tmp_path, llama, gradient_checkpointing=True)
 
 
 @pytest.mark.slow

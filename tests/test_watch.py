@@ -15,12 +15,11 @@ import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.moments.file import read_provenance
-from qkscope.run.appearing import Arrival, find_arrivals, settled
+from qkscope.run.arrivals import find_arrivals
 from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.status import read_status
 from qkscope.run.watch import SeriesWatcher, WatchSettings
-from qkscope.study.complete import state_of
 from qkscope.study.schema import Series
 from qkscope.tables.from_moments import analyze_study
 from saved import save_stub
@@ -134,14 +133,22 @@ def test_a_page_and_figures_are_kept_current_if_asked(trained, run, tmp_path, sk
     assert list((tmp_path / "out/figures").glob("*/figure.png"))
 
 
-def test_files_that_still_change_are_left_alone(tmp_path):
-    folder = save_stub(tmp_path / "checkpoint-1")
-    arrival = Arrival("checkpoint-1", folder, {}, state_of(folder), tmp_path)
-    assert settled([arrival], 1.0, lambda _: None) == [arrival]
-    assert settled([arrival], 1.0, lambda _: (folder / "config.json").write_text("{} ")) == []
-    assert settled([arrival], 1.0, lambda _: shutil.rmtree(folder)) == []
+def test_files_that_still_change_are_left_alone(trained, run, tmp_path):
     slept = []
-    assert settled([], 5.0, slept.append) == slept == []
+
+    def while_waiting(seconds):
+        slept.append(seconds)
+        if len(slept) == 1:
+            (run / "checkpoint-5/config.json").touch()
+        else:
+            shutil.rmtree(run / "checkpoint-5")
+
+    how = replace(ONCE, settle=7.0)
+    following = SeriesWatcher(settings(), tmp_path, tmp_path / "out", how, Heard(), sleep=while_waiting)
+    assert following.measure_new() == slept == []  # nothing is new: no wait
+    appear(trained, run, 5)
+    assert following.measure_new() == following.measure_new() == []
+    assert slept == [7.0, 7.0]
 
 
 def test_folders_that_are_being_made_are_not_seen(tmp_path):
@@ -149,9 +156,9 @@ def test_folders_that_are_being_made_are_not_seen(tmp_path):
         save_stub(tmp_path / name)
     (tmp_path / "logs-4/config.json").unlink()
     (tmp_path / "logs-4/model.safetensors").unlink()
-    found = find_arrivals([Series(folder="*")], tmp_path)
-    assert [each.name for each in found.whole] == ["checkpoint-3"]
-    assert found.waiting == {}
+    complete, incomplete = find_arrivals([Series(folder="*")], tmp_path)
+    assert [each.name for each in complete] == ["checkpoint-3"]
+    assert incomplete == {}
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""Follow a folder in which checkpoints appear: measure each as it comes, keep tables and page current.
+"""Watch a folder in which checkpoints appear: measure each as it comes, keep tables and page current.
 
-All that is remembered lies in the results folder, so a watch that was killed goes on where it was, also after the
-checkpoints themselves were deleted. Nothing of the training is needed but the folder.
+All state is in the results folder, so a watch that was killed continues where it was, also after the checkpoints
+themselves were deleted. Tables are made from all moments each time, so they are those of a run over all checkpoints,
+whatever the order in which these came. Only the folder is needed, nothing else of the training.
 """
 
 from __future__ import annotations
@@ -31,15 +32,7 @@ from qkscope.results.folder import (
 from qkscope.results.left_out import leave_out
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.appearing import (
-    Arrival,
-    delete_checkpoint,
-    find_arrivals,
-    folder_series,
-    is_gone,
-    settled,
-    symlink_of,
-)
+from qkscope.run.arrivals import Arrival, delete_checkpoint, find_arrivals, folder_series, symlink_of
 from qkscope.run.events import Events
 from qkscope.run.execute import capture_plan
 from qkscope.run.finished import ROUNDING, changed_settings
@@ -49,21 +42,22 @@ from qkscope.run.plan import Plan, make_plan
 from qkscope.run.runner import BAD_CHECKPOINT
 from qkscope.run.status import add_to_plan
 from qkscope.study.complete import FolderState
-from qkscope.study.load import series_in, study_of, study_text
+from qkscope.study.load import StudyFile, series_in, study_of, study_text
 from qkscope.study.numbers import numbers_in
 from qkscope.study.schema import Study
 from qkscope.study.series import make_labels_differ, shared_settings
 from qkscope.tables.from_moments import analyze_study
 from qkscope.text import counted
 
-OF_A_RECORD = {"label": "label", "phase": "phase", "step": "step", "trained_tokens": "tokens", "run": "run",
-               "context": "context", "model": "model"}  # fmt: skip
+# What a record of moments calls what a study states of a checkpoint.
+STATED = {"label": "label", "phase": "phase", "step": "step", "trained_tokens": "tokens", "run": "run",
+          "context": "context", "model": "model"}  # fmt: skip
 ABOUT = "Written by qkscope watch: the checkpoints that were measured so far."
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """How a folder is followed."""
+    """How a folder is watched."""
 
     every: float = 30.0  # seconds between two searches
     settle: float = 5.0  # seconds for which a checkpoint's files must stay as they are
@@ -96,9 +90,9 @@ class SeriesWatcher:
             require_writable(each)
         refuse_links(self.out)
         self._failed: dict[str, FolderState] = {}  # as they were when they could not be measured
-        self._reasons_noted: dict[str, str] = {}
-        self._kept_noted: dict[str, str] = {}  # why checkpoints were not deleted
-        self._made = False  # whether this watch has brought tables and page up to date
+        self._incomplete: dict[str, str] = {}  # what is missing in checkpoints, as it was noted last
+        self._kept: dict[str, str] = {}  # why checkpoints were not deleted, as it was noted last
+        self._up_to_date = False  # whether this watch has written tables and page
 
     def go(self) -> None:
         """Measure what appears until somebody stops it; with `once`, only what is there now."""
@@ -111,27 +105,26 @@ class SeriesWatcher:
 
     def measure_new(self) -> list[str]:
         """Measure what has come; returns the names of checkpoints that were added or, with `overwrite`, replaced."""
-        records, arrivals = self._records(), find_arrivals(self._series, self._home)
-        self._tell_waiting(arrivals.waiting)
-        done = [each for each in arrivals.whole if self._is_measured(each, records.get(each.name))]
-        there = {each.place for each in done}
-        left = [
-            each for each in arrivals.whole if each.place not in there and self._failed.get(each.name) != each.state
-        ]
-        ready = settled(left, self._how.settle, self._sleep)
-        self._require_same_run([each for each in ready if each.name in records], arrivals.whole, records)
+        records, (complete, incomplete) = self._records(), find_arrivals(self._series, self._home)
+        self._note_incomplete(incomplete)
+        done = [each for each in complete if self._is_measured(each, records.get(each.name))]
+        new = [each for each in complete if each not in done and self._failed.get(each.name) != each.state]
+        if new:
+            self._sleep(self._how.settle)
+        ready = [each for each in new if each.is_unchanged]
+        self._require_same_run([each for each in ready if each.name in records], complete, records)
         added = [each for each in ready if self._measure(each)]
-        known = _listed(records) | {each.name: each.settings for each in added}
-        if known and (added or not self._made):
-            self._write(known)
-            self._made = True
+        checkpoints = _as_in_study(records) | {each.name: each.settings for each in added}
+        if checkpoints and (added or not self._up_to_date):
+            self._write(checkpoints)
+            self._up_to_date = True
         if self._how.evict is not None:
-            self._evict([*done, *added], arrivals.whole)
+            self._evict([*done, *added], complete, self._how.evict)
         return [each.name for each in added]
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """The checkpoints whose moments are in the results folder, as a study would name them."""
-        return _listed(self._records())
+        return _as_in_study(self._records())
 
     def _records(self) -> dict[str, CheckpointRecord]:
         """What the moments in the results folder were measured from."""
@@ -161,12 +154,11 @@ class SeriesWatcher:
         return weights_fingerprint(pinned(self._source(arrival), "config.json"), fresh=fresh)
 
     def _source(self, arrival: Arrival) -> ModelSource:
-        study = study_of({**self._settings, "checkpoints": [arrival.settings]}, self._home).study
-        (checkpoint,) = study.resolved_checkpoints()
+        (checkpoint,) = self._study_of([arrival.settings]).study.resolved_checkpoints()
         return model_source(checkpoint, self._home, self._how.capture.trust_remote_code)
 
     def _require_same_run(
-        self, replaced: list[Arrival], whole: list[Arrival], records: Mapping[str, CheckpointRecord]
+        self, replaced: list[Arrival], complete: list[Arrival], records: Mapping[str, CheckpointRecord]
     ) -> None:
         """Refuse checkpoints whose weights are not those that their moments were measured from, unless overwriting."""
         if not replaced:
@@ -182,8 +174,7 @@ class SeriesWatcher:
                 python="choose another `out` to keep both, or CaptureOptions(overwrite=True) to measure again",
                 command="give another --out to keep both, or --overwrite to measure again and replace the old moments",
             )
-        here = {each.name for each in whole}
-        absent = [name for name in records if name not in here]
+        absent = sorted(set(records) - {each.name for each in complete})
         kept = f"; rows of {', '.join(absent)} stay, though their folders are gone" if absent else ""
         self._events.noted(
             f"{', '.join(each.name for each in replaced)}: weights changed since they were measured; measuring again"
@@ -191,12 +182,12 @@ class SeriesWatcher:
         )
 
     def _measure(self, arrival: Arrival) -> bool:
-        """Write the moments of one checkpoint; False where it could not be measured, which is told."""
-        file = study_of({**self._settings, "checkpoints": [arrival.settings]}, self._home)
+        """Write the moments of one checkpoint; False, with a note, where it could not be measured."""
+        file = self._study_of([arrival.settings])
         options = replace(self._how.capture, evict=False, only=())
         try:
             plan = make_plan(file, self._events, trust_remote_code=options.trust_remote_code, results=self.out)
-            self._compare(plan)
+            self._require_comparable(plan)
             self._events.planned(plan)
             capture_plan(plan, self.out, self._events, options, joining=True)
         except (*BAD_CHECKPOINT, OSError) as error:
@@ -206,7 +197,7 @@ class SeriesWatcher:
         return True
 
     def _give_up(self, arrival: Arrival, error: Exception) -> None:
-        if is_gone(arrival):
+        if arrival.is_gone:
             self._events.noted(f"{arrival.name} was deleted before it was measured")
             return
         self._failed[arrival.name] = arrival.state
@@ -214,18 +205,15 @@ class SeriesWatcher:
         leave_out(self.out, arrival.name, str(error))
         self._events.noted(f"{arrival.name} cannot be measured, and is left out: {error}")
 
-    def _compare(self, plan: Plan) -> None:
-        """Say that a checkpoint has the weights of another; refuse one measured with other documents or settings."""
-        planned = plan.checkpoints[0]
-        replaced = {planned.checkpoint.name} if self._how.capture.overwrite else set()
+    def _require_comparable(self, plan: Plan) -> None:
+        """Refuse a plan with other documents or settings than earlier ones; note a checkpoint with equal weights."""
+        own, now = plan.checkpoints[0].checkpoint.name, plan.checkpoints[0].settings()
         for name, record in self._records().items():
-            if name in replaced:
+            if name == own and self._how.capture.overwrite:
                 continue
-            stored, now = record.settings or {}, planned.settings()
-            if name != planned.checkpoint.name and stored.get("model") == now["model"]:
-                self._events.noted(
-                    f"{planned.checkpoint.name} has the same weights as {name}: their rows will be identical"
-                )
+            stored = record.settings or {}
+            if name != own and stored.get("model") == now["model"]:
+                self._events.noted(f"{own} has the same weights as {name}: their rows will be identical")
             changes = changed_settings(stored, now)
             changed = [words for key, words in changes.items() if key not in ("model", *ROUNDING)]
             if changed:
@@ -234,12 +222,12 @@ class SeriesWatcher:
                     "cannot be compared"
                 ).advised(python="choose another `out`", command="give another --out, or the settings it was made with")
 
-    def _write(self, known: dict[str, dict[str, Any]]) -> None:
+    def _write(self, checkpoints: dict[str, dict[str, Any]]) -> None:
         """Study, tables and page of all that is measured."""
-        listed = sorted(known.values(), key=_order)
+        listed = sorted(checkpoints.values(), key=_order)
         make_labels_differ(listed, range(len(listed)))
         with located(str(results_file(self.out, STUDY_YAML))):
-            study = study_of({**self._settings, "checkpoints": listed}, self._home).study
+            study = self._study_of(listed).study
         write_text(results_file(self.out, STUDY_YAML), study_text(study, ABOUT))
         with lock_folder(self.out):
             analyze_study(self.out, study, self._events, self._command, page_follows=self._how.page)
@@ -247,18 +235,21 @@ class SeriesWatcher:
             for path in write_report(self.out, figures=self._how.figures, page=self._how.page)[-1:]:
                 self._events.wrote(str(path))
 
-    def _tell_waiting(self, waiting: dict[str, str]) -> None:
-        for name, why in waiting.items():
-            if self._reasons_noted.get(name) != why:
-                self._events.noted(f"waiting for {name}: {why}")
-        self._reasons_noted = waiting
+    def _study_of(self, checkpoints: list[dict[str, Any]]) -> StudyFile:
+        return study_of({**self._settings, "checkpoints": checkpoints}, self._home)
 
-    def _evict(self, done: list[Arrival], whole: list[Arrival]) -> None:
+    def _note_incomplete(self, incomplete: dict[str, str]) -> None:
+        for name, why in incomplete.items():
+            if self._incomplete.get(name) != why:
+                self._events.noted(f"waiting for {name}: {why}")
+        self._incomplete = incomplete
+
+    def _evict(self, done: list[Arrival], complete: list[Arrival], keep: int) -> None:
         """Delete what is measured, but never the newest of a run, measured or not: a training may resume from them."""
         runs: dict[Any, list[str]] = {}
-        for each in whole:
+        for each in complete:
             runs.setdefault(each.settings.get("run"), []).append(each.name)
-        newest = {name for names in runs.values() for name in names[-max(1, self._how.evict or 1) :]}
+        newest = {name for names in runs.values() for name in names[-max(1, keep) :]}
         for arrival in (each for each in done if each.name not in newest):
             why = self._why_kept(arrival)
             try:
@@ -267,9 +258,9 @@ class SeriesWatcher:
                 freed, why = 0, f"it cannot be deleted ({error.strerror or error})"
             if freed:
                 self._events.noted(f"deleted {arrival.place} ({freed / 1e6:,.0f} MB): its moments are safe")
-            elif why and self._kept_noted.get(arrival.name) != why:
+            elif why and self._kept.get(arrival.name) != why:
                 self._events.noted(f"kept {arrival.place}: {why}")
-                self._kept_noted[arrival.name] = why
+                self._kept[arrival.name] = why
 
     def _why_kept(self, arrival: Arrival) -> str | None:
         """Why a checkpoint must not be deleted; its moments and its weights are read again to find out."""
@@ -288,11 +279,11 @@ class SeriesWatcher:
         return None
 
 
-def _listed(records: Mapping[str, CheckpointRecord]) -> dict[str, dict[str, Any]]:
+def _as_in_study(records: Mapping[str, CheckpointRecord]) -> dict[str, dict[str, Any]]:
     """Measured checkpoints as a study would name them."""
     checkpoints = {}
     for name, record in records.items():
-        stated = {key: getattr(record, of) for of, key in OF_A_RECORD.items()}
+        stated = {key: getattr(record, field) for field, key in STATED.items()}
         checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
     return checkpoints
 
@@ -303,7 +294,7 @@ def _order(checkpoint: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _template(settings: dict[str, Any], series: list[Any], folder: Path) -> Study:
-    """The study as it would be with a checkpoint of each series: whatever is wrong with it is told now."""
+    """The study as it would be with a checkpoint of each series: whatever is wrong with it is refused now."""
     made = [
         {**shared_settings(each), "name": f"checkpoint-{k}", "model": "checkpoint"} for k, each in enumerate(series)
     ]

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from qkscope.errors import InputError
 
@@ -26,8 +28,8 @@ PAGE_SHARE = 0.01  # of the training's time may go into refreshing the page, wha
 class Seconds:
     """Where the time of a training run went."""
 
-    training: float = 0.0
-    measuring: float = 0.0  # with tables and page
+    training: Annotated[float, Field(ge=0)] = 0.0
+    measuring: Annotated[float, Field(ge=0)] = 0.0  # with tables and page
 
 
 class Cost:
@@ -41,18 +43,14 @@ class Cost:
         self._clock, self._begun = clock, clock()
         self._spent: dict[Work, float] = {"measure": 0.0, "page": 0.0}
         self._started: float | None = None  # when the work that is being counted began
-        self._earlier = Seconds()  # of the same training run before it was resumed
+        self.earlier = Seconds()  # of the same training run before it was resumed
         self.last: dict[Work, float] = {}  # seconds that each took the last time
-
-    def resume(self, earlier: Seconds) -> None:
-        """Continue from what an interrupted training run had recorded."""
-        self._earlier = earlier
 
     @property
     def seconds(self) -> Seconds:
         """The whole run so far, including the work that is being counted now."""
         now = 0.0 if self._started is None else self._clock() - self._started
-        measuring = self._earlier.measuring + sum(self._spent.values()) + now
+        measuring = self.earlier.measuring + sum(self._spent.values()) + now
         return Seconds(training=self._own() - now, measuring=measuring)
 
     @property
@@ -82,4 +80,4 @@ class Cost:
 
     def _own(self) -> float:
         """Seconds that the training had for itself."""
-        return self._earlier.training + self._clock() - self._begun - sum(self._spent.values())
+        return self.earlier.training + self._clock() - self._begun - sum(self._spent.values())

@@ -1,14 +1,14 @@
-"""The probe documents: the same token windows at every step, from whatever a training script has at hand.
+"""The probe documents: the same token windows at every step, from whatever a training script has.
 
 Texts, token ids, a tokenizer's answer, rows of a dataset, or a file. All windows have one length, so that every
-position has as many tokens as any other: documents that are shorter are left out, longer ones are cut. Batches of the
-training itself are refused: packing starts positions anew within a row.
+position has as many tokens as any other: documents that are shorter are left out, longer ones are cut. Packed rows are
+refused, because their positions restart within a row.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike, fspath
@@ -26,16 +26,6 @@ from qkscope.text import counted
 
 LONGEST = 1024  # tokens, where nobody says how many: enough to see position, and a probe stays cheap
 PACKED = ("position_ids", "seq_lengths", "cu_seq_lens_q")  # columns of rows that hold several documents
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which documents, and how much of each."""
-
-    context: int | None = None  # tokens of each; by default as many as half of them have, LONGEST at most
-    limit: int = 64  # the first so many rows of a dataset or a file; a list is taken whole
-    text: str = "text"  # the column that holds the text
-    special_tokens: str = "default"  # what the tokenizer adds; none; or BOS alone
 
 
 @dataclass(frozen=True)
@@ -68,65 +58,67 @@ class ProbeDocuments:
 
 
 def probe_documents(
-    documents: Any, tokenizer: Any, wanted: Wanted, *, vocabulary: int | None, positions: int | None
+    documents: Any,
+    tokenizer: Any = None,
+    *,
+    context: int | None = None,
+    limit: int = 64,
+    text: str = "text",
+    special_tokens: str = "default",
+    vocabulary: int | None = None,
+    positions: int | None = None,
 ) -> ProbeDocuments:
-    """Read what a caller gave; `vocabulary` and `positions` are the model's."""
-    longest = min(wanted.context or LONGEST, positions or LONGEST)
-    if wanted.context is not None and wanted.context > longest:
-        raise InputError(f"context {wanted.context} is more than the model's {positions} positions")
-    source, rows = _rows(documents, wanted)
+    """Windows of `context` tokens; by default as many as half of the documents have, LONGEST at most.
+
+    `limit` rows of a dataset or file are read, with their texts in the column `text`; a list is taken whole.
+    `vocabulary` and `positions` are the model's limits.
+    """
+    longest = min(context or LONGEST, positions or LONGEST)
+    if context is not None and context > longest:
+        raise InputError(f"context {context} is more than the model's {positions} positions")
+    source, rows = _rows(documents, limit, text)
     if not rows:
         raise DocumentError(f"there are no probe documents in {source}")
-    if isinstance(rows[0], str):
-        windows = _encoded(rows, _tokenizer(tokenizer), wanted, longest)
+    if any(isinstance(row, str) for row in rows):
+        windows = _encoded(rows, tokenizer, special_tokens, longest)
+        tokens_added: str | None = special_tokens
     else:
-        windows = [ids[:longest] for ids in read_windows(_as_windows(rows), vocabulary)]
-    context = wanted.context or _reached_by_half([len(ids) for ids in windows])
+        windows, tokens_added = [ids[:longest] for ids in read_windows(rows, vocabulary)], None
+    context = context or sorted(map(len, windows), reverse=True)[(len(windows) - 1) // 2]  # that half of them have
     long_enough = tuple(noting_copies((ids[:context] for ids in windows if len(ids) >= context), context))
     if not long_enough or context < 2:
         most = max(len(ids) for ids in windows)
         raise DocumentError(f"no probe document has {max(context, 2)} tokens (the longest has {most}); give a context")
-    special = wanted.special_tokens if isinstance(rows[0], str) else None
-    return ProbeDocuments(long_enough, source, special, len(windows) - len(long_enough))
+    return ProbeDocuments(long_enough, source, tokens_added, len(windows) - len(long_enough))
 
 
-def _reached_by_half(lengths: Sequence[int]) -> int:
-    """The largest length that at least half of the documents have."""
-    return sorted(lengths, reverse=True)[(len(lengths) - 1) // 2]
-
-
-def _rows(documents: Any, wanted: Wanted) -> tuple[str, list[Any]]:
-    """What it is called, and its documents: texts, or token ids."""
+def _rows(documents: Any, limit: int, text: str) -> tuple[str, list[Any]]:
+    """What the documents are called, and the documents: texts, or token ids."""
     if isinstance(documents, str | PathLike):
         if not fspath(documents).strip():
             raise InputError("documents is an empty path; give the path of a file, or texts in a list")
-        settings = Documents(files=fspath(documents), text=wanted.text, limit=wanted.limit)
+        settings = Documents(files=fspath(documents), text=text, limit=limit)
         return fspath(documents), [document.text for document in read_documents(settings, Path.cwd())]
     if isinstance(documents, Mapping):
         if "input_ids" not in documents:
             raise InputError(f"documents are a mapping without input_ids (there is: {_listed(documents)})")
         return "token ids", list(read_windows(documents))
-    if hasattr(documents, "__getitem__") and hasattr(documents, "__len__") and not isinstance(documents, Iterable):
-        documents = [documents[number] for number in range(min(len(documents), wanted.limit))]  # torch's datasets
+    indexed = hasattr(documents, "__getitem__")
+    if indexed and hasattr(documents, "__len__") and not isinstance(documents, Iterable):
+        documents = [documents[number] for number in range(min(len(documents), limit))]  # torch's datasets
     if not isinstance(documents, Iterable):
         raise InputError(
             "documents should be texts, token ids, a dataset or the path of a file, not " + type(documents).__name__
         )
-    of_rows = hasattr(documents, "column_names") or isinstance(_first(documents), Mapping)
-    if of_rows:
-        return _of_dataset(documents, wanted)
+    first = next(iter(documents), None) if indexed else None  # of an iterator it would be lost
+    if hasattr(documents, "column_names") or isinstance(first, Mapping):
+        return _of_dataset(list(islice(documents, limit)), text)
     rows = list(documents)
     return (counted(len(rows), "text") if rows and isinstance(rows[0], str) else "token ids"), rows
 
 
-def _first(items: Any) -> Any:
-    """The first item of something that can be gone through again; None for an iterator, which could not."""
-    return next(iter(items), None) if isinstance(items, Sequence) or hasattr(items, "__getitem__") else None
-
-
-def _of_dataset(dataset: Any, wanted: Wanted) -> tuple[str, list[Any]]:
-    """The first rows of a dataset: their token ids, without padding, or their texts."""
-    rows = list(islice(dataset, wanted.limit))
+def _of_dataset(rows: list[Any], text: str) -> tuple[str, list[Any]]:
+    """Rows of a dataset: their token ids, without padding, or their texts."""
     columns = list(rows[0]) if rows else []
     source = f"the first {counted(len(rows), 'row')} of a dataset"
     if packed := [name for name in PACKED if name in columns]:
@@ -135,33 +127,23 @@ def _of_dataset(dataset: Any, wanted: Wanted) -> tuple[str, list[Any]]:
             "are not packed"
         )
     if "input_ids" in columns:
-        masked = {"attention_mask": [row["attention_mask"] for row in rows]} if "attention_mask" in columns else {}
-        return source, list(read_windows({"input_ids": [row["input_ids"] for row in rows], **masked}))
-    if rows and wanted.text not in columns:
-        raise DocumentError(f"rows have neither input_ids nor {wanted.text!r} (there is: {_listed(columns)}); set text")
-    return source, [row[wanted.text] for row in rows]
+        names = [name for name in ("input_ids", "attention_mask") if name in columns]
+        return source, list(read_windows({name: [row[name] for row in rows] for name in names}))
+    if rows and text not in columns:
+        raise DocumentError(f"rows have neither input_ids nor {text!r} (there is: {_listed(columns)}); set text")
+    return source, [row[text] for row in rows]
 
 
-def _as_windows(rows: list[Any]) -> Any:
-    odd = next((row for row in rows if isinstance(row, str)), None)
-    if odd is not None:
-        raise InputError("documents are texts and token ids mixed; give one or the other")
-    return rows
-
-
-def _tokenizer(tokenizer: Any) -> Any:
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # a processor holds one
+def _encoded(texts: list[Any], tokenizer: Any, special_tokens: Any, longest: int) -> list[Window]:
+    for number, each in enumerate(texts):
+        if not isinstance(each, str):
+            kind = type(each).__name__
+            raise InputError(f"probe document {number} is {kind}, not text; do not mix texts and token ids")
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     if not callable(inner):
         raise InputError("texts need a tokenizer: give tokenizer=..., or token ids in place of texts")
-    return inner
-
-
-def _encoded(texts: list[Any], tokenizer: Any, wanted: Wanted, longest: int) -> list[Window]:
-    encoder = Encoder(tokenizer, wanted.special_tokens)
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"probe document {number} is {type(text).__name__}, not text")
-    windows = [encoder.first(text, longest, f"probe document {number}") for number, text in enumerate(texts)]
+    encoder = Encoder(inner, special_tokens)
+    windows = [encoder.first(each, longest, f"probe document {number}") for number, each in enumerate(texts)]
     return [np.asarray(ids, dtype=np.int64) for ids in windows]
 
 

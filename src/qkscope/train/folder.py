@@ -1,26 +1,31 @@
-"""A results folder that grows by one entry for each step that is measured: all tables, provenance, page.
+"""A results folder that gains one entry for each step that is measured: all tables, provenance, page.
 
-A step's lines are those that a study would have. Each table is replaced by one with these lines behind, so whoever
-reads it finds it whole. `training.json` comes last: a process that dies on the way leaves a folder that the next one
-goes on with. What is there stays: a step that was measured before is not measured into the tables again.
+A step's lines are those that a study would have. Each table is replaced by one with these lines at its end, so whoever
+reads it finds it whole. `training.json` is written last. Whatever a table holds beyond the bytes that it lists is of a
+step that was being added when its process died; the next one to add a step writes over it.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import warnings
-from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from qkscope.errors import InputError, QkscopeWarning, StorageError
-from qkscope.files import as_path, replacing, require_writable
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qkscope.errors import InputError, QkscopeWarning
+from qkscope.files import as_path, require_writable, write_text
+from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.kinds import CHECKPOINTS
 from qkscope.results.environment import environment
 from qkscope.results.folder import (
+    PROVENANCE_JSON,
     QK_CSV,
     REPLICATES_CSV,
+    TRAINING_JSON,
     head_table_path,
     moments_path,
     parts_path,
@@ -28,18 +33,11 @@ from qkscope.results.folder import (
     results_file,
 )
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.provenance import SCHEMA as PROVENANCE_SCHEMA
+from qkscope.results.provenance import CheckpointRecord, Provenance, write_provenance
+from qkscope.results.read import read_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
 from qkscope.train.cost import Cost, Seconds
-from qkscope.train.record import (
-    ANEW,
-    SecondsRecord,
-    StepRecord,
-    TrainingRecord,
-    read_origins,
-    read_training,
-    write_training,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,16 +46,36 @@ if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
     from qkscope.tables.parts import TablePart
 
+SCHEMA = 2
+LARGEST = 256 * 1024 * 1024  # bytes of training.json; 10 000 steps have 30 MB
+PREFIX = "qkscope/"  # of scalars
+START_OVER = "give another folder, or remove this one"
 
-@dataclass(frozen=True)
-class FolderSettings:
-    """How sums become tables, and what is kept of them."""
 
-    title: str = "Training"
-    components: int = 10  # as in a study
-    skip_positions: int = 0  # leading positions that tables leave out: 1 leaves out attention sinks
-    detail: bool = False  # tables with many rows per head, which grow fast
-    keep_moments: bool = False  # one moments file per step; tables that compare steps need them
+class StepRecord(BaseModel):
+    """One step that was measured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: Annotated[int, Field(ge=0, lt=2**63)]
+    scalars: dict[str, float]
+
+
+class TrainingRecord(BaseModel):
+    """`training.json`: which steps the tables hold, and what they were measured with."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_: Annotated[int, Field(alias="schema")] = SCHEMA
+    writer: str = ""  # a mark of whoever adds steps now; another's means that two trainings write here
+    settings: dict[str, Any] = {}
+    tables: dict[str, Annotated[int, Field(ge=0)]] = {}  # bytes of header and lines of these steps, by table
+    steps: list[StepRecord] = []  # in the order in which they were measured
+    seconds: Seconds = Seconds()  # of the whole training run, when its last step was added
+
+    def find(self, step: int) -> StepRecord | None:
+        """What is known of a step; None where it was not measured."""
+        return next((each for each in self.steps if each.step == step), None)
 
 
 def step_name(step: int) -> str:
@@ -66,118 +84,124 @@ def step_name(step: int) -> str:
 
 
 class TrainingFolder:
-    """Tables that grow while a model trains: `folder.add(step, moments)`."""
+    """Tables that grow while a model trains: `folder.add(step, moments)`.
 
-    def __init__(self, folder: Path | str, settings: FolderSettings = FolderSettings()) -> None:  # noqa: B008 - frozen
+    `components` and `skip_positions` are as in a study. `detail` asks for tables with many rows per head, which grow
+    fast; `keep_moments` for a moments file of each step, which tables that compare steps need.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        title: str = "Training",
+        components: int = 10,
+        skip_positions: int = 0,
+        detail: bool = False,
+        keep_moments: bool = False,
+    ) -> None:
         self.path = as_path(folder, "the folder for a training's results")
-        self.settings = settings
+        self.title, self.components, self.skip_positions = title, components, skip_positions
+        self.detail, self.keep_moments = detail, keep_moments
         require_writable(self.path)
         refuse_links(self.path)
-        record = read_training(self.path)
+        record = _read_record(self.path)
         if record is None and results_file(self.path, QK_CSV).exists():
-            raise InputError(f"{self.path} holds the results of something else; {ANEW}")
+            raise InputError(f"{self.path} holds the results of something else; {START_OVER}")
         self._record = record or TrainingRecord()
         self._writer = secrets.token_hex(8)
         self._warned = False
-        self._page_is_of: int | None = None  # steps that the page shows
+        self._steps_on_page = 0
 
     @property
     def steps(self) -> list[int]:
         """The steps that the tables hold, in order."""
         return sorted(each.step for each in self._record.steps)
 
-    def recorded(self, setting: str) -> Any:
-        """What the steps that are there were measured with; None where there are none."""
-        return self._record.settings.get(setting) if self._record.steps else None
-
-    def scalars(self, step: int) -> dict[str, float] | None:
-        """What was found at a step; None where it was not measured."""
-        record = self._record.find(step)
-        return None if record is None else dict(record.scalars)
-
     @property
     def seconds(self) -> Seconds:
         """Where the time of the training run went until the last step was added."""
-        return Seconds(self._record.seconds.training, self._record.seconds.measuring)
+        return self._record.seconds
+
+    def recorded(self, setting: str) -> Any:
+        """What the recorded steps were measured with; None where there are none."""
+        return self._record.settings.get(setting) if self._record.steps else None
+
+    def scalars(self, step: int) -> dict[str, float] | None:
+        """The numbers of a step for trackers; None where it was not measured."""
+        record = self._record.find(step)
+        return None if record is None else dict(record.scalars)
 
     def add(self, step: int, moments: Moments, tokens: int | None = None, cost: Cost | None = None) -> dict[str, float]:
-        """Add a step's lines to every table; returns its scalars. A step that is there stays as it is.
+        """Add a step's lines to every table; returns its scalars. A recorded step stays as it is.
 
         `tokens` is the number of tokens the model was trained on so far, where known; `cost` counts seconds.
         """
-        from qkscope.train.scalars import scalars_of
-
         if (known := self.scalars(step)) is not None:
             return known
         with lock_folder(self.path):
-            self._take_over(moments)
+            self._claim(moments)
             part = self._part(step, moments, tokens)
-            self._require_same_columns(part)
-            if self.settings.keep_moments:
+            self._require_same_tables(part)
+            if self.keep_moments:
                 moments.save(moments_path(self.path, step_name(step)))
             self._write_provenance(part.origin)
-            lines = {table: self._append(table, part) for table in part.headers}
-            scalars = scalars_of(step_name(step), self._rows(part, QK_CSV), self._rows(part, REPLICATES_CSV))
-            self._record.headers = part.headers
-            self._record.steps.append(StepRecord(step=step, lines=lines, scalars=scalars))
+            sizes = {table: self._append(table, part) for table in part.headers}
+            scalars = scalars_of(step_name(step), _part_rows(part, QK_CSV), _part_rows(part, REPLICATES_CSV))
+            self._record.tables = sizes
+            self._record.steps.append(StepRecord(step=step, scalars=scalars))
             if cost is not None:
-                spent = cost.seconds
-                self._record.seconds = SecondsRecord(training=spent.training, measuring=spent.measuring)
-            write_training(self.path, self._record)
+                self._record.seconds = cost.seconds
+            _write_record(self.path, self._record)
             remove_parts(self.path)
         return scalars
 
-    def apart(self, step: int, moments: Moments) -> float:
-        """How far r_q or r_k of any head, measured now, is from what the tables say of that step."""
-        with lock_folder(self.path):
-            part = self._part(step, moments)
-            new = self._rows(part, QK_CSV)
-            remove_parts(self.path)
-        recorded = self._record.find(step)
-        if recorded is None:
+    def difference(self, step: int, moments: Moments) -> float:
+        """The largest difference in |r_q| or |r_k| of any head between moments of now and a recorded step."""
+        if self._record.find(step) is None:
             raise InputError(f"{self.path} has no step {step}")
-        start, end = recorded.lines[QK_CSV]
-        with head_table_path(self.path, QK_CSV).open("rb") as file:
-            file.seek(start)
-            old = _csv(self._record.headers[QK_CSV], file.read(end - start))
-        old, new = (rows[rows["pc"] == 0] for rows in (old, new))
-        both = old.merge(new, on=["layer", "head"], suffixes=("", "_now"))
+        with lock_folder(self.path):
+            now = _part_rows(self._part(step, moments), QK_CSV)
+            remove_parts(self.path)
+        with head_table_path(self.path, QK_CSV).open("rb") as table:
+            start = f"{step_name(step)},".encode()
+            recorded = _frame(table.readline(), b"".join(line for line in table if line.startswith(start)))
+        both = recorded[recorded["pc"] == 0].merge(now[now["pc"] == 0], on=["layer", "head"], suffixes=("", "_now"))
         return float(max((both[name].abs() - both[f"{name}_now"].abs()).abs().max() for name in ("r_q", "r_k")))
 
     def write_page(self) -> None:
         """Bring `report.html` and `tables/` up to date, and tables that compare steps, where moments are kept."""
         from qkscope.report.write import write_report
 
-        if self._page_is_of == len(self._record.steps) or not self._record.steps:
+        if self._steps_on_page == len(self._record.steps):
             return
         with lock_folder(self.path):
             self._write_study_tables()
             write_report(self.path, figures=False)
-        self._page_is_of = len(self._record.steps)
+        self._steps_on_page = len(self._record.steps)
 
     # -- one step -----------------------------------------------------------------------------------------
 
-    def _take_over(self, moments: Moments) -> None:
-        """Refuse a folder that another training writes to now, or whose steps were measured otherwise."""
-        stored = read_training(self.path)
-        if stored is not None and stored.writer not in ("", self._writer, self._record.writer):
-            raise InputError(f"{self.path}: another training has begun to write here; {ANEW}")
-        settings = self._described(moments)
-        if stored is not None and stored.steps:
-            for name, value in settings.items():
-                before = stored.settings.get(name)
-                if before != value:
-                    raise InputError(
-                        f"{self.path} has steps that were measured with {name} {_short(before)}, not {_short(value)}; "
-                        f"measure with the same, or {ANEW}"
-                    )
-        self._record = stored or self._record
+    def _claim(self, moments: Moments) -> None:
+        """Refuse a folder that another training writes to now, or whose steps were measured with other settings."""
+        record = _read_record(self.path)
+        if record is not None and record.writer not in ("", self._writer, self._record.writer):
+            raise InputError(f"{self.path}: another training has begun to write here; {START_OVER}")
+        settings = self._settings_of(moments)
+        recorded = record.settings if record is not None and record.steps else settings
+        for name, value in settings.items():
+            if recorded.get(name) != value:
+                raise InputError(
+                    f"{self.path} has steps that were measured with {name} {_short(recorded.get(name))}, not "
+                    f"{_short(value)}; measure with the same, or {START_OVER}"
+                )
+        self._record = record or self._record
         self._record.writer, self._record.settings = self._writer, settings
         remove_unfinished(self.path, alone=True)
         remove_parts(self.path)  # of a process that was killed
-        write_training(self.path, self._record)
+        _write_record(self.path, self._record)
 
-    def _described(self, moments: Moments) -> dict[str, Any]:
+    def _settings_of(self, moments: Moments) -> dict[str, Any]:
         """What must be the same for all steps, by names that an error can use."""
         origin = CheckpointRecord.read(moments.provenance)
         return {
@@ -185,91 +209,83 @@ class TrainingFolder:
             "buckets": list(moments.layout.edges),
             "groups": moments.layout.groups,
             "stage": origin.stage,
-            "components": self.settings.components,
-            "skip_positions": self.settings.skip_positions,
-            "detail": self.settings.detail,
+            "components": self.components,
+            "skip_positions": self.skip_positions,
+            "detail": self.detail,
             "model": origin.model_type,
             "heads": [[f.layer, f.q_heads, f.kv_heads, f.head_dim] for f in moments.layers.values()],
         }
 
-    def _rows_settings(self, moments_context: int) -> RowSettings:
-        from qkscope.tables.workers import AnalysisSettings
+    def _row_settings(self, context: int) -> RowSettings:
+        from qkscope.lenses.rows import RowSettings
 
-        settings = self.settings
-        return AnalysisSettings(
-            moments_context, settings.components, skip=settings.skip_positions, detail=settings.detail
-        ).rows()
+        return RowSettings(common=context, components=self.components, skip=self.skip_positions, detail=self.detail)
 
     def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
+        """The step's lines of all tables, in a file of their own: those that its moments file would give."""
         from qkscope.lenses.registry import head_tables
         from qkscope.moments.file import as_stored
         from qkscope.tables.parts import PartRequest, part_of
 
-        name, context = step_name(step), moments.layout.context
+        name, settings = step_name(step), self._row_settings(moments.layout.context)
         moments.provenance.update(name=name, label=f"{step:,}", step=step, trained_tokens=tokens)
-        place = parts_path(self.path, name)
-        request = PartRequest(name, moments_path(self.path, name), None, self._rows_settings(context), place)
+        request = PartRequest(name, moments_path(self.path, name), None, settings, parts_path(self.path, name))
         with warnings.catch_warnings():
-            if self._warned:  # windows that are too short for a number are so at every step: said once
+            if self._warned:  # windows that are too short for a number are so at every step: one warning is enough
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
-            return part_of(as_stored(moments), request, head_tables())  # the lines that its file would give
+            return part_of(as_stored(moments), request, head_tables())
 
-    def _require_same_columns(self, part: TablePart) -> None:
-        for table in {*part.headers, *self._record.headers} if self._record.steps else ():
-            if part.headers.get(table) != self._record.headers.get(table):
+    def _require_same_tables(self, part: TablePart) -> None:
+        """Refuse to add lines to tables that another version has written, or that somebody has cut."""
+        recorded = self._record.tables
+        for table in sorted({*part.headers, *recorded}) if self._record.steps else ():
+            path = head_table_path(self.path, table)
+            size = path.stat().st_size if path.is_file() else 0
+            if size < recorded.get(table, 0):
+                raise InputError(f"{path}: is shorter than what was written to it; {START_OVER}")
+            if table not in recorded or table not in part.headers or _header(path) != part.headers[table]:
                 raise InputError(
                     f"{self.path}: {table} of its steps has other columns than this qkscope "
-                    f"({environment()['qkscope']}) writes; {ANEW}"
+                    f"({environment()['qkscope']}) writes; {START_OVER}"
                 )
 
-    def _append(self, table: str, part: TablePart) -> tuple[int, int]:
-        """Put a table with the part's lines behind in the place of the table; returns where they are in it."""
-        path, size = head_table_path(self.path, table), self._record.size(table)
-        if size and (not path.is_file() or path.stat().st_size < size):
-            raise InputError(f"{path}: is shorter than what was written to it; {ANEW}")
-        start, end = part.lines[table]
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            if size:
-                _copy(path, 0, size, file)
-            else:
-                file.write(f"{part.headers[table]}\n".encode())
-            begin = file.tell()
-            _copy(part.place, start, end - start, file)
-            return begin, file.tell()
+    def _append(self, table: str, part: TablePart) -> int:
+        """Replace a table by one with the part's lines after those of the recorded steps; returns its size."""
+        from qkscope.tables.parts import TablePart, join_parts
 
-    def _rows(self, part: TablePart, table: str) -> pd.DataFrame:
+        path, header = head_table_path(self.path, table), part.headers[table]
         start, end = part.lines[table]
-        with part.place.open("rb") as file:
-            file.seek(start)
-            return _csv(part.headers[table], file.read(end - start))
+        before = self._record.tables.get(table, len(header.encode()) + 1)
+        recorded = TablePart(path, {table: (len(header.encode()) + 1, before)}, {table: header}, part.origin, 0)
+        join_parts([recorded, part] if self._record.steps else [part], table, path)
+        return before + end - start
 
     # -- all steps ----------------------------------------------------------------------------------------
 
     def _origins(self) -> dict[str, CheckpointRecord]:
-        """What is recorded of the steps that are there, by name, in the order of steps."""
-        known = read_origins(self.path)
-        return {step_name(step): known.get(step_name(step), CheckpointRecord()) for step in self.steps}
+        """The provenance of the recorded steps, by name, in the order of steps."""
+        known = read_provenance(results_file(self.path, PROVENANCE_JSON)).by_name()
+        return {name: known.get(name, CheckpointRecord()) for name in map(step_name, self.steps)}
 
     def _write_provenance(self, new: CheckpointRecord) -> None:
         origins = {**self._origins(), str(new.name): new}
-        ordered = [origins[name] for name in sorted(origins, key=lambda name: int(name.rpartition("-")[2]))]
         provenance = {
-            "schema": SCHEMA,
+            "schema": PROVENANCE_SCHEMA,
             "qkscope": environment()["qkscope"],
             "command": "qkscope.train",
-            "study": {"study": "training", "title": self.settings.title, "kind": CHECKPOINTS, "axis": "step"},
+            "study": {"study": "training", "title": self.title, "kind": CHECKPOINTS, "axis": "step"},
             "kind": CHECKPOINTS,
             "kind_stated": True,
             "corpus": new.corpus,
-            "checkpoints": ordered,
+            "checkpoints": [origins[name] for name in sorted(origins, key=lambda name: int(name.rpartition("-")[2]))],
             "checkpoints_left_out": [],
             "analysis": {
-                "components": self.settings.components,
+                "components": self.components,
                 "heads": "all",
                 "layers": "all",
                 "common_window": new.context,
-                "skip_positions": self.settings.skip_positions,
+                "skip_positions": self.skip_positions,
             },
             "environment": environment(),
         }
@@ -282,29 +298,69 @@ class TrainingFolder:
 
         origins = self._origins()
         files = {name: moments_path(self.path, name) for name in origins}
-        if not all(path.is_file() for path in files.values()):
-            return
-        context = max(origin.context or 0 for origin in origins.values())
-        parts = [TablePart(self.path, {}, {}, origin, origin.context or context) for origin in origins.values()]
-        write_study_tables(self.path, files, parts, self._rows_settings(context), CHECKPOINTS)
+        if all(path.is_file() for path in files.values()):
+            context = max(origin.context or 0 for origin in origins.values())
+            parts = [TablePart(self.path, {}, {}, origin, origin.context or context) for origin in origins.values()]
+            write_study_tables(self.path, files, parts, self._row_settings(context), CHECKPOINTS)
 
 
-def _csv(header: str, lines: bytes) -> pd.DataFrame:
+def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, float]:
+    """An entry in a few numbers for trackers, those of `qkscope log`, from its lines of qk.csv and replicates.csv."""
+    from qkscope.lenses.at_window import AtWindow
+    from qkscope.lenses.registry import registered
+    from qkscope.results.entries import Entries, Entry
+    from qkscope.share.scalars import entry_scalars
+
+    heads = components[components["pc"] == 0].reset_index(drop=True)
+    here = replicates[replicates["window"] == heads["window"].max()].reset_index(drop=True)
+    study = Entries(name, (Entry(name, name),), (name,), sampled_heads=False, same_documents=True)
+    return entry_scalars(AtWindow(study, heads, registered(), head_tables={REPLICATES_CSV: here}), name, PREFIX)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def _read_record(folder: Path) -> TrainingRecord | None:
+    """The record of a folder; None where there is none."""
+    path = results_file(folder, TRAINING_JSON)
+    try:
+        stored = parse_json(read_bytes(path, LARGEST))
+    except Missing:
+        return None
+    except Unreadable as error:
+        raise InputError(f"{path}: {error}; {START_OVER}") from None
+    if stored.get("schema") != SCHEMA:
+        raise InputError(f"{path}: has schema {stored.get('schema')!r}, this qkscope reads {SCHEMA}; {START_OVER}")
+    try:
+        return TrainingRecord.model_validate(stored)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        raise InputError(f"{path}: does not list steps ({where}: {first['msg']}); {START_OVER}") from None
+
+
+def _write_record(folder: Path, record: TrainingRecord) -> None:
+    text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)
+    write_text(results_file(folder, TRAINING_JSON), f"{text}\n")
+
+
+def _header(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.readline().decode(errors="replace").rstrip("\n")
+
+
+def _part_rows(part: TablePart, table: str) -> pd.DataFrame:
+    start, end = part.lines[table]
+    with part.place.open("rb") as file:
+        file.seek(start)
+        return _frame(f"{part.headers[table]}\n".encode(), file.read(end - start))
+
+
+def _frame(header: bytes, lines: bytes) -> pd.DataFrame:
     import pandas as pd
 
-    text = StringIO(f"{header}\n{lines.decode()}")
+    text = BytesIO(header + lines)
     return pd.read_csv(text, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False)
-
-
-def _copy(source: Path, start: int, count: int, into: Any) -> None:
-    with source.open("rb") as file:
-        file.seek(start)
-        while count:
-            data = file.read(min(count, 2**20))
-            if not data:
-                raise StorageError(f"{source}: was cut short while it was read")
-            into.write(data)
-            count -= len(data)
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,7 @@
 """`LightningHeadsCallback` for Lightning, of either name of its package: `Trainer(callbacks=[...])`.
 
-Validation runs in inference mode there by default; the measurement leaves it for the while. Scalars go to every logger
-of the trainer, at its global step.
+Validation runs in inference mode there by default; the measurement leaves it for the duration. Scalars go to every
+logger of the trainer, at its global step.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from qkscope.errors import InputError
-from qkscope.train.probe import Probe, ProbeOptions, ProbeSettings
-from qkscope.train.schedule import Every, choose_every, is_due, require_every, training_continues
+from qkscope.train.callback import FOLDER, Every, ProbeCallback
+from qkscope.train.probe import Probe, ProbeOptions, training_continues
 
 if TYPE_CHECKING:
     from torch import nn
-
-FOLDER = "qkscope"  # in the trainer's default_root_dir
 
 
 def _callback_class() -> Any:
@@ -33,7 +31,7 @@ def _callback_class() -> Any:
     raise InputError("Lightning is not installed: pip install 'qkscope[lightning]'")
 
 
-class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
+class LightningHeadsCallback(ProbeCallback, _callback_class()):  # type: ignore[misc]
     """Measure the heads of the transformers model in a LightningModule, as `HeadsCallback` does.
 
     `model` is the attribute that holds it; by default the first transformers model in the module is taken.
@@ -48,26 +46,24 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
         out: Path | str | None = None,
         **options: Unpack[ProbeOptions],
     ) -> None:
-        super().__init__()
-        ProbeSettings.of(options)
-        self._documents, self._name, self._stated = documents, model, require_every(every)
-        self._every: Every = self._stated or "evaluation"  # chosen when the training begins
-        self._out, self._strict, self._options = out, options.get("strict", False), options
-        self.probe: Probe | None = None
+        super().__init__(documents, every, out, options)
+        self._name = model
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the documents, and measure where the training begins."""
-        self._every = choose_every(
-            self._stated, evaluates=bool(trainer.enable_validation), steps=trainer.estimated_stepping_batches
-        )
-        self._require_events(trainer)
+        advice = "in this training; give a number of steps"
+        never = {
+            "evaluation": None if trainer.enable_validation else f"nothing is validated {advice}",
+            "save": None if trainer.checkpoint_callbacks else f"no checkpoint is saved {advice}",
+        }
+        self._choose_every(trainer.estimated_stepping_batches, never)
         out = self._out or Path(trainer.default_root_dir) / FOLDER
         self.probe = Probe(self._find(pl_module), self._documents, out, **self._options)
         self._measure(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Every so many optimizer steps."""
-        if is_due(self._every, trainer.global_step):
+        if self._is_due(trainer.global_step):
             self._measure(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -83,33 +79,19 @@ class LightningHeadsCallback(_callback_class()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure the last step, and bring the page up to date."""
         self._measure(trainer)
-        if self.probe is not None:
-            with training_continues(trainer.global_step, strict=self._strict):
-                self.probe.finish()
-            self.probe = None
+        self._finish(trainer.global_step)
 
     def _measure(self, trainer: Any) -> None:
         step = trainer.global_step
-        if self.probe is None or self.probe.last_step == step:
-            return
         with trainer.precision_plugin.forward_context():
-            scalars = self.probe(step)
+            scalars = self._measured(step)
         if scalars and trainer.is_global_zero:
             with training_continues(step, strict=self._strict):
                 for logger in trainer.loggers:
                     logger.log_metrics(scalars, step=step)
 
-    def _require_events(self, trainer: Any) -> None:
-        """Refuse to wait for something that never happens."""
-        never = {
-            "evaluation": (not trainer.enable_validation, "nothing is validated"),
-            "save": (not trainer.checkpoint_callbacks, "no checkpoint is saved"),
-        }
-        happens_not, why = never.get(str(self._every), (False, ""))
-        if happens_not:
-            raise InputError(f"every={self._every!r}, but {why} in this training; give a number of steps")
-
     def _find(self, pl_module: Any) -> nn.Module:
+        """The model to measure."""
         if self._name is not None:
             named: nn.Module | None = getattr(pl_module, self._name, None)
             if named is None:

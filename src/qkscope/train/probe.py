@@ -7,44 +7,52 @@
             print(probe(step))
     probe.finish()
 
-Every rank of a distributed training calls it. What a trainer's callback does beyond this is to know when.
+Every rank of a distributed training calls it. A trainer's callback only decides when.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qkscope.api import require_stage, whole_argument
-from qkscope.capture.backbone import head_ranks, model_limits
-from qkscope.errors import InputError, QkscopeWarning
-from qkscope.layers import Stage
-from qkscope.moments.layout import Layout, capture_layout
+from qkscope.capture.backbone import head_ranks, model_limits, text_config
+from qkscope.errors import CaptureError, InputError, QkscopeWarning
+from qkscope.layers import LayerFacts, Stage
+from qkscope.moments.layout import PADDING, Layout, capture_layout
+from qkscope.results.environment import environment
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.study.schema import MOST_IN_DETAIL
 from qkscope.train.cost import Clock, Cost
-from qkscope.train.documents import ProbeDocuments, Wanted, probe_documents
-from qkscope.train.folder import FolderSettings, TrainingFolder
-from qkscope.train.measure import Measurement, measure
+from qkscope.train.documents import ProbeDocuments, probe_documents
+from qkscope.train.folder import PREFIX, TrainingFolder
 from qkscope.train.ranks import Ranks
-from qkscope.train.scalars import PREFIX
-from qkscope.train.schedule import training_continues
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SAME = 1e-3  # how far r of a step that is measured again may be off: what another order of adding up can do
+    from qkscope.capture.collect import Batch
+    from qkscope.capture.probe import ProbedModel
+    from qkscope.moments.moments import Moments
+
+SPARE = -1  # the number of a document that is run and not summed
+SAME = 1e-3  # tolerance of r for a step that is measured again: what another order of summation can change
 
 _LEAST = {"limit": 1, "batch_tokens": 1, "components": 1, "skip_positions": 0, "buckets": 1, "groups": 1}
 
-Decision = Literal["measure", "known", "compare", "wait"]
-
 
 class ProbeOptions(TypedDict, total=False):
-    """What can be said to `Probe` and to the callbacks; `ProbeSettings` has the defaults and why."""
+    """The options of `Probe` and of the callbacks; `ProbeSettings` has the defaults and why."""
 
     tokenizer: Any
     context: int | None
@@ -113,14 +121,9 @@ class ProbeSettings:
         return made
 
     def layout(self, context: int) -> Layout:
-        """The axes of the sums; before rotation nothing is left to be turned back."""
+        """The axes of the sums; vectors from before rotation need no sums of their own before rotation."""
         made = capture_layout(context, buckets=self.buckets, groups=self.groups, skip=self.skip_positions)
         return made if self.stage == "post_rope" else replace(made, unrotated_every=0)
-
-    @property
-    def wanted(self) -> Wanted:
-        """What is asked of documents."""
-        return Wanted(self.context, self.limit, self.text, self.special_tokens)
 
 
 class Probe:
@@ -139,20 +142,22 @@ class Probe:
         self._ranks = Ranks.all(head_ranks(model)) if settings.all_ranks else Ranks()
         vocabulary, positions = model_limits(model)
         self.documents: ProbeDocuments = probe_documents(
-            documents, settings.tokenizer, settings.wanted, vocabulary=vocabulary, positions=positions
+            documents,
+            settings.tokenizer,
+            context=settings.context,
+            limit=settings.limit,
+            text=settings.text,
+            special_tokens=settings.special_tokens,
+            vocabulary=vocabulary,
+            positions=positions,
         )
-        context, ranks = self.documents.context, self._ranks
-        rows = max(1, settings.batch_tokens // context)
-        self._measurement = Measurement(
-            self.documents, settings.layout(context), settings.stage, rows, settings.autocast, ranks
-        )
-        ranks.share(len(self.documents.windows))  # refuses too few, now
+        self._ranks.share(len(self.documents.windows))  # refuses too few, now
         self._cost = Cost(settings.at_most, settings.clock)
         self._measured: set[int] = set()
         self._compared = False
         self.last_step: int | None = None  # at which it was called
         self.folder: TrainingFolder | None = None  # on rank 0
-        ranks.decided(lambda: self._open(Path(out)))
+        self._ranks.decided(lambda: self._open(Path(out)))
 
     @property
     def cost_share(self) -> float:
@@ -172,77 +177,93 @@ class Probe:
             scalars.update(self._measure(step, tokens))
         return scalars
 
-    def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
-        decision = self._ranks.decided(lambda: self._decide(step))
-        if decision in ("wait", "known"):
-            return self._known(step) if decision == "known" else {}
-        _catch_up(self._model)
-        with self._cost.counted("measure"):
-            moments = measure(self._model, self._measurement)
-            self._measured.add(step)
-            if moments is None or self.folder is None:
-                return {}
-            if decision == "compare":
-                self._compare(step, self.folder.apart(step, moments))
-                return self._known(step)
-            first = not self.folder.steps
-            scalars = self.folder.add(step, moments, tokens, self._cost)
-        self._refresh()
-        return {**scalars, **self._costs(first)}
-
-    def _open(self, out: Path) -> None:
-        """The folder, with tables in detail as its steps have them, or where few steps will come."""
-        settings = self.settings
-        few = settings.expected is not None and settings.expected <= MOST_IN_DETAIL
-        wanted = FolderSettings(
-            settings.title, settings.components, settings.skip_positions, few, settings.keep_moments
-        )
-        self.folder = TrainingFolder(out, wanted)
-        self._cost.resume(self.folder.seconds)
-        detail = settings.detail if settings.detail is not None else self.folder.recorded("detail")
-        if detail is not None:
-            self.folder.settings = replace(wanted, detail=bool(detail))
-
     def finish(self) -> None:
         """Bring the page up to date, whatever it costs: the training has ended."""
         if self.folder is not None and self.settings.page:
             self.folder.write_page()
 
-    def _decide(self, step: int) -> Decision:
-        """On rank 0: whether this step is measured, was measured before, or has to wait for its budget."""
-        assert self.folder is not None
-        if self.folder.scalars(step) is not None:
+    def _open(self, out: Path) -> None:
+        """The folder, with tables in detail as its steps have them, or where few steps will come."""
+        settings = self.settings
+        folder = TrainingFolder(
+            out,
+            title=settings.title,
+            components=settings.components,
+            skip_positions=settings.skip_positions,
+            keep_moments=settings.keep_moments,
+        )
+        few = settings.expected is not None and settings.expected <= MOST_IN_DETAIL
+        recorded = folder.recorded("detail")
+        folder.detail = settings.detail if settings.detail is not None else bool(few if recorded is None else recorded)
+        self._cost.earlier = folder.seconds
+        self.folder = folder
+
+    def _measure(self, step: int, tokens: int | None) -> dict[str, float]:
+        decision = self._ranks.decided(lambda: self._decide(step))
+        if decision == "skip":
+            return self._recorded(step)
+        _synchronize(self._model)
+        with self._cost.counted("measure"):
+            moments = measure(self._model, self.documents, self.settings, self._ranks)
+            self._measured.add(step)
+            if moments is None or self.folder is None:
+                return {}
+            if decision == "compare":
+                self._warn_of_difference(step, self.folder.difference(step, moments), self.folder.path)
+                return self._recorded(step)
+            first = not self.folder.steps
+            scalars = self.folder.add(step, moments, tokens, self._cost)
+        if self.settings.page and self._cost.fits("page"):
+            with self._cost.counted("page"):
+                self.folder.write_page()
+        costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
+        if not first:  # before the first measurement there was no training to compare with
+            costs[f"{PREFIX}cost_share"] = self._cost.share
+        return {**scalars, **costs}
+
+    def _decide(self, step: int) -> Literal["measure", "compare", "skip"]:
+        """On rank 0: whether to measure this step, or, after a resume, to compare it with what was recorded of it."""
+        if self.folder is not None and step in self.folder.steps:
             first = not self._compared and step not in self._measured
             self._compared = True
-            return "compare" if first else "known"
-        return "measure" if self._cost.fits("measure") else "wait"
+            return "compare" if first else "skip"
+        return "measure" if self._cost.fits("measure") else "skip"
 
-    def _known(self, step: int) -> dict[str, float]:
+    def _recorded(self, step: int) -> dict[str, float]:
+        """The scalars of a step that was measured before; empty where it was not, and on ranks other than 0."""
         return (self.folder.scalars(step) if self.folder is not None else None) or {}
 
-    def _compare(self, step: int, apart: float) -> None:
-        """A training that goes on in a folder should be where it was: the first step that is there already tells."""
-        if not apart <= SAME:
+    def _warn_of_difference(self, step: int, difference: float, folder: Path) -> None:
+        """A training that was resumed should be where it was: one step that is there already shows it."""
+        if not difference <= SAME:
             warnings.warn(
-                f"step {step} is in {self.folder and self.folder.path} already, but r_q or r_k of a head now differs "
-                f"by {apart:.2g}: this is not the training that was measured there. Steps that are there are kept; to "
-                "measure them again, give another folder",
+                f"step {step} is in {folder} already, but r_q or r_k of a head now differs by {difference:.2g}: "
+                "this is not the training that was measured there. Its steps are kept; to measure them again, give "
+                "another folder",
                 QkscopeWarning,
                 stacklevel=3,
             )
 
-    def _refresh(self) -> None:
-        if self.folder is not None and self.settings.page and self._cost.fits("page"):
-            with self._cost.counted("page"):
-                self.folder.write_page()
 
-    def _costs(self, first: bool) -> dict[str, float]:
-        """Seconds of this measurement, and the share so far; after the first one there is no training to share with."""
-        costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
-        return costs if first else {**costs, f"{PREFIX}cost_share": self._cost.share}
+@contextmanager
+def training_continues(step: int, *, strict: bool, refuse: bool = False) -> Iterator[None]:
+    """Turn a failed measurement into a warning, because the training run is worth more; `strict` raises it instead.
+
+    With `refuse`, what can never be measured (an InputError) is raised too; a full disk is still a warning.
+    """
+    try:
+        yield
+    except Exception as error:
+        if strict or (refuse and isinstance(error, InputError)):
+            raise
+        warnings.warn(
+            f"step {step} could not be measured; training continues ({type(error).__name__}: {error})",
+            QkscopeWarning,
+            stacklevel=4,
+        )
 
 
-def _catch_up(model: nn.Module) -> None:
+def _synchronize(model: nn.Module) -> None:
     """Wait for what the training has asked of its device: those seconds are its own."""
     import torch
 
@@ -250,3 +271,108 @@ def _catch_up(model: nn.Module) -> None:
     wait = getattr(getattr(torch, kind, None), "synchronize", None)
     if wait is not None and kind != "cpu":
         wait()
+
+
+# -- the sums of one step ------------------------------------------------------------------------------------------
+
+
+def measure(model: nn.Module, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Moments | None:
+    """The sums of all ranks, on rank 0 (None elsewhere); the model and its training are left as they were."""
+    from qkscope.train.preserve_state import untouched
+
+    with untouched(model, settings.autocast):
+        mine = ranks.together(
+            lambda: _sums(model, documents, settings, ranks),
+            same=lambda moments: (documents.fingerprint, tuple(moments.layers.values())),
+        )
+        return ranks.merged(mine)
+
+
+def _sums(model: nn.Module, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Moments:
+    """This rank's sums."""
+    from qkscope.capture.collect import collect_moments
+    from qkscope.capture.probe import probe_model
+
+    probed = probe_model(model, context=documents.context, some_heads=ranks.heads)
+    _require_even(probed.layers, text_config(model), ranks)
+    return collect_moments(
+        model,
+        _batches(documents, settings, ranks),
+        settings.layout(documents.context),
+        probe=probed,
+        provenance=_provenance(model, probed, documents, settings, ranks),
+        stage=settings.stage,
+        choose_positions=_summed_positions,
+    )
+
+
+def _provenance(
+    model: nn.Module, probed: ProbedModel, documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks
+) -> dict[str, Any]:
+
+    parameter, config = next(model.parameters()), text_config(model)
+    values = {
+        "context": documents.context,
+        "model_type": getattr(config, "model_type", None),
+        "n_layers": probed.n_layers,
+        "layers_without_attention": list(probed.gaps),
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "autocast": _autocast_in_force(parameter),
+        "device": str(parameter.device),
+        "kernel": getattr(config, "_attn_implementation", None) or ", ".join(probed.kernels),
+        "kernel_functions": list(probed.kernels),
+        "stage": settings.stage,
+        "corpus": documents.record(),
+        "documents": len(documents.windows),
+        "documents_too_short": documents.too_short,
+        "tokens": len(documents.windows) * documents.context,
+        "ranks": ranks.size,
+        "layers": [facts.outline() for facts in probed.layers],
+        "environment": environment(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return CheckpointRecord.of(values).to_json()
+
+
+def _require_even(layers: Sequence[LayerFacts], config: Any, ranks: Ranks) -> None:
+    """Refuse key heads that several ranks of a tensor-parallel model hold at once: they would count twice."""
+    stated = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    over_ranks = max((facts.kv_heads for facts in layers), default=0) * ranks.size
+    if ranks.heads and isinstance(stated, int) and over_ranks != stated:
+        raise CaptureError(
+            f"the {stated} key heads of a tensor-parallel model are {over_ranks} over its {ranks.size} ranks: some are "
+            "duplicated; measure saved checkpoints"
+        )
+
+
+def _autocast_in_force(parameter: torch.Tensor) -> str | None:
+    """The precision that products are cast to now."""
+    import torch
+
+    kind = parameter.device.type
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+def _batches(documents: ProbeDocuments, settings: ProbeSettings, ranks: Ranks) -> Iterator[Batch]:
+    """This rank's documents, pass by pass; document i is in group i mod groups, whoever runs it."""
+    from qkscope.capture.collect import make_batch
+
+    share, rows = ranks.share(len(documents.windows)), max(1, settings.batch_tokens // documents.context)
+    for start in range(0, len(share), rows):
+        numbers = share[start : start + rows]
+        run = [number or 0 for number in numbers]  # any document will do for a pass that only other ranks need
+        yield make_batch(
+            [documents.windows[number] for number in run],
+            [number % settings.groups for number in run],
+            [f"probe document {number}" for number in run],
+            [SPARE if number is None else number for number in numbers],
+        )
+
+
+def _summed_positions(_layer: int, batch: Batch) -> NDArray[np.int64] | None:
+    """All positions, but none of a document that is run only because other ranks run one."""
+    if SPARE not in batch.documents:
+        return batch.positions
+    spare = np.asarray(batch.documents)[:, None] == SPARE  # (rows, 1)
+    return np.where(spare, PADDING, np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape))

@@ -1,8 +1,8 @@
 """Several processes that train one model: who takes which documents, and how their sums become one.
 
-Of a tensor-parallel model every rank has some of the heads and runs all documents; heads are put side by side. Else, of
-n ranks, each takes every n-th document and runs as many passes as any other: with weights sharded over ranks (FSDP2)
-a pass is something that all do together, so a rank that has a document less runs one and sums nothing of it. Sums are
+In a tensor-parallel model every rank has some of the heads and runs all documents; heads are put side by side.
+Otherwise each of n ranks takes every n-th document. All run equally many passes: with weights sharded over ranks
+(FSDP2) a pass is collective, so a rank that has one document less runs a spare one without summing it. Sums are
 gathered layer by layer at rank 0, in the order of ranks. Whatever fails on one rank is raised on all.
 """
 
@@ -28,7 +28,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    heads: bool = False  # whether ranks share the heads, and not the documents
+    heads: bool = False  # whether the heads are split over ranks, and not the documents
 
     @classmethod
     def all(cls, heads_over: int = 1) -> Ranks:
@@ -45,11 +45,6 @@ class Ranks:
             )
         return cls(dist.get_rank(), size, heads_over > 1)
 
-    @property
-    def first(self) -> bool:
-        """Whether this is the rank that writes."""
-        return self.rank == 0
-
     def share(self, documents: int) -> list[int | None]:
         """The numbers of this rank's documents; None for a pass that is only run because others run one."""
         if self.heads:
@@ -63,13 +58,13 @@ class Ranks:
         return mine + [None] * (-(-documents // self.size) - len(mine))
 
     def decided(self, decide: Callable[[], Value]) -> Value:
-        """What rank 0 decides, on every rank; its QkscopeError, too."""
+        """What rank 0 decides, on every rank; a QkscopeError of rank 0 is raised on all."""
         if self.size == 1:
             return decide()
         import torch.distributed as dist
 
         outcome: list[Any] = [None, None]
-        if self.first:
+        if self.rank == 0:
             try:
                 outcome[0] = decide()
             except QkscopeError as error:
@@ -81,32 +76,30 @@ class Ranks:
         return value
 
     def together(self, work: Callable[[], Value], same: Callable[[Value], object]) -> Value:
-        """Do a part of one work on every rank; an error of any, or parts that are not `same`, is an error of all."""
+        """Work on every rank; an error of any, or values that differ in what should be `same`, is an error of all."""
         if self.size == 1:
             return work()
         import torch.distributed as dist
 
-        value, failure = None, None
+        reports: list[Any] = [None] * self.size  # of each rank: what must be the same, and what failed
         try:
             value = work()
         except Exception as error:
-            failure = error
-        reports: list[Any] = [None] * self.size
-        dist.all_gather_object(reports, (None if failure else same(value), _as_text(failure)))  # type: ignore[arg-type]
-        if failure is not None:
-            raise failure
+            dist.all_gather_object(reports, (None, f"{type(error).__name__}: {error}"[:500]))
+            raise
+        dist.all_gather_object(reports, (same(value), None))
         if failed := [(rank, text) for rank, (_, text) in enumerate(reports) if text is not None]:
             raise CaptureError(f"rank {failed[0][0]} could not be measured: {failed[0][1]}")
         if any(each != reports[0] for each in reports):
             raise CaptureError("ranks were given different documents, or their models have different layers")
-        return value  # type: ignore[return-value]
+        return value
 
     def merged(self, moments: Moments) -> Moments | None:
         """The sums of all ranks, on rank 0; None elsewhere."""
         if self.size == 1:
             return moments
         layers = {}
-        for layer in moments.layers:  # one after the other: rank 0 holds one layer of every rank at a time
+        for layer in moments.layers:  # one after the other: rank 0 has one layer of every rank in memory at a time
             parts = self._gathered(moments.layer_moments(layer))
             if parts is not None:
                 layers[layer] = beside(parts) if self.heads else functools.reduce(added, parts)
@@ -126,10 +119,6 @@ class Ranks:
     def _gathered(self, part: Value) -> Sequence[Value] | None:
         import torch.distributed as dist
 
-        parts: list[Any] | None = [None] * self.size if self.first else None
+        parts: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object(part, parts, dst=0)
         return parts
-
-
-def _as_text(error: Exception | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"[:500]

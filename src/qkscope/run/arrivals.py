@@ -1,4 +1,4 @@
-"""Checkpoints as they appear in a folder: which are whole, which have come to rest, which are gone."""
+"""Checkpoints as they appear in a folder: which are complete, which still change, which were deleted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import glob
 import itertools
 import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,12 @@ from qkscope.study.complete import FolderState, state_of, why_incomplete
 from qkscope.study.schema import Series
 from qkscope.study.series import checkpoint_settings, find_members
 
-BEING_MADE = (".", "tmp", "temp")  # how names begin while somebody still writes under them
+UNFINISHED_PREFIXES = (".", "tmp", "temp")  # of folders that somebody still writes to
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A whole checkpoint in the folder."""
+    """A complete checkpoint in the folder."""
 
     name: str
     place: Path  # below `watched`, links not resolved
@@ -30,30 +29,33 @@ class Arrival:
     state: FolderState
     watched: Path  # the folder that the pattern names before its first wildcard
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether its files are as they were when it was found: a file may have its size before its contents."""
+        return state_of(self.place) == self.state
 
-@dataclass
-class Arrivals:
-    """The checkpoints that are there now."""
-
-    whole: list[Arrival] = field(default_factory=list)  # in order
-    waiting: dict[str, str] = field(default_factory=dict)  # folders that are not whole yet, and why
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was deleted, or is being deleted."""
+        return state_of(self.place) is None or why_incomplete(self.place) is not None
 
 
-def find_arrivals(series: Sequence[Series], folder: Path) -> Arrivals:
-    """All checkpoints of these series that are whole now; paths are relative to `folder`."""
-    arrivals = Arrivals()
+def find_arrivals(series: Sequence[Series], folder: Path) -> tuple[list[Arrival], dict[str, str]]:
+    """The complete checkpoints of these series, in order, and what is missing in others; paths start at `folder`."""
+    complete: list[Arrival] = []
+    incomplete: dict[str, str] = {}
     for each in series:
         named = _named_parts(os.path.expanduser(each.folder or ""))
         watched = folder.joinpath(*named).resolve()
         for member in find_members(each, folder, None)[0]:
             place = watched.joinpath(*Path(member.where["model"]).parts[len(named) :])
             state = state_of(place)
-            if place.name.lower().startswith(BEING_MADE) or state is None:
+            if place.name.lower().startswith(UNFINISHED_PREFIXES) or state is None:
                 continue
             settings = {**checkpoint_settings(member, each), "model": str(place.resolve())}
-            arrivals.whole.append(Arrival(settings["name"], place, settings, state, watched))
-        arrivals.waiting.update(_unfinished(each, folder))
-    return arrivals
+            complete.append(Arrival(settings["name"], place, settings, state, watched))
+        incomplete |= _incomplete(each, folder)
+    return complete, incomplete
 
 
 def _named_parts(pattern: str) -> list[str]:
@@ -61,40 +63,28 @@ def _named_parts(pattern: str) -> list[str]:
     return list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
 
 
-def _unfinished(series: Series, folder: Path) -> dict[str, str]:
-    """Folders that a pattern finds and that hold a part of a checkpoint."""
-    waiting = {}
+def _incomplete(series: Series, folder: Path) -> dict[str, str]:
+    """Folders that a pattern finds and that hold a part of a checkpoint, and what is missing."""
+    missing = {}
     for name in sorted(glob.glob(series.folder or "", root_dir=folder)):
         place = folder / name
-        if place.is_dir() and not place.name.lower().startswith(BEING_MADE):
+        if place.is_dir() and not place.name.lower().startswith(UNFINISHED_PREFIXES):
             why, state = why_incomplete(place), state_of(place)
             if why is not None and any(_is_part(file) for file, _, _ in state or ()):
-                waiting[place.name] = why
-    return waiting
+                missing[place.name] = why
+    return missing
 
 
 def _is_part(name: str) -> bool:
     return name in ("config.json", "adapter_config.json", "trainer_state.json") or name.endswith(".safetensors")
 
 
-def settled(arrivals: Sequence[Arrival], seconds: float, sleep: Callable[[float], None] = time.sleep) -> list[Arrival]:
-    """Those whose files stay as they are for so many seconds: a file may have its size before it has its contents."""
-    if not arrivals:
-        return []
-    sleep(seconds)
-    return [each for each in arrivals if state_of(each.place) == each.state]
-
-
-def is_gone(arrival: Arrival) -> bool:
-    """Whether a checkpoint was deleted, or is being deleted."""
-    return state_of(arrival.place) is None or why_incomplete(arrival.place) is not None
-
-
 def symlink_of(arrival: Arrival) -> Path | None:
     """The first symbolic link between the watched folder and the checkpoint's files, or None."""
     steps = arrival.place.relative_to(arrival.watched).parts
-    on_the_way = itertools.accumulate(steps, lambda path, part: path / part, initial=arrival.watched)
-    for path in itertools.islice(on_the_way, 1, None):
+    path = arrival.watched
+    for part in steps:
+        path /= part
         if path.is_symlink():
             return path
     for folder, folders, files in os.walk(arrival.place):
@@ -106,7 +96,7 @@ def symlink_of(arrival: Arrival) -> Path | None:
 
 def delete_checkpoint(arrival: Arrival) -> int:
     """Delete a checkpoint's folder and return the bytes freed; 0 if it has changed, or if a symbolic link is there."""
-    if state_of(arrival.place) != arrival.state or is_gone(arrival) or symlink_of(arrival) is not None:
+    if not arrival.is_unchanged or arrival.is_gone or symlink_of(arrival) is not None:
         return 0
     freed = sum(path.lstat().st_size for path in arrival.place.rglob("*") if path.is_file())
     shutil.rmtree(arrival.place)

@@ -1,16 +1,16 @@
-"""A look at a model in training after which everything is as it was: modes, buffers, random numbers, compiled graphs.
+"""A forward pass through a model in training after which model, random numbers and compiled graphs are as before.
 
-A forward pass in evaluation mode draws no random numbers and changes no weight. What it can change is what a model
-fills on the way: angles that follow the length of what was last seen (dynamic RoPE) are put back with their modules'
-plain attributes. Nothing is run in inference mode, whose tensors could not be trained with afterwards; where a trainer
-is in it (Lightning, during validation), it is left for the while.
+A pass in evaluation mode draws no random numbers and changes no weight. What it can change is what a model fills on the
+way: angles that follow the length of the last text (dynamic RoPE) are put back with their modules' plain attributes.
+Nothing runs in inference mode, whose tensors could not be trained with afterwards; where a trainer is in it (Lightning,
+during validation), it is left for the duration.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qkscope.capture.backbone import uncompiled
 
-PLAIN = (bool, int, float, str, type(None))  # attributes of a module that say what its buffers are of
+PLAIN = (bool, int, float, str, type(None))  # attributes of a module that may describe its buffers
 
 
 @contextmanager
@@ -29,11 +29,14 @@ def untouched(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator
     With `autocast`, passes run in that precision, as a mixed-precision training does; without, in whatever precision
     is set around the call.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))  # first: what is kept must be fit for training, too
-        for each in (_random_numbers_kept(), _modules_kept(model), torch.no_grad(), uncompiled()):
-            stack.enter_context(each)
-        stack.enter_context(_precision(model, autocast))
+    with (
+        torch.inference_mode(False),  # first: copies of buffers must be fit for training, too
+        _random_numbers_restored(),
+        _modules_restored(model),
+        torch.no_grad(),
+        uncompiled(),
+        _precision(model, autocast),
+    ):
         model.eval()
         yield
 
@@ -47,12 +50,11 @@ def _precision(model: nn.Module, autocast: torch.dtype | None) -> AbstractContex
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     if autocast is None and not torch.is_autocast_enabled(kind):
         return nullcontext()
-    dtype = autocast or torch.get_autocast_dtype(kind)
-    return torch.autocast(kind, dtype=dtype, cache_enabled=False)
+    return torch.autocast(kind, dtype=autocast or torch.get_autocast_dtype(kind), cache_enabled=False)
 
 
 @contextmanager
-def _modules_kept(model: nn.Module) -> Iterator[None]:
+def _modules_restored(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     # Those of scripted modules are no dict, and cannot be put back by hand.
     buffers = [
@@ -93,24 +95,19 @@ class _ModuleBuffers:
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a training may draw from
-    host = torch.get_rng_state()
-    devices = [(module, module.get_rng_state_all()) for module in _started_devices()]
+def _random_numbers_restored() -> Iterator[None]:
+    python, numpy, host = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    # Only kinds of devices that have been used: asking another one for its state would start it.
+    used: list[Any] = [each for each in (torch.cuda, torch.xpu) if each.is_available() and each.is_initialized()]
+    devices = [(module, module.get_rng_state_all()) for module in used]
     apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     try:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+        np.random.set_state(numpy)  # noqa: NPY002 - a training may draw from it
         torch.set_rng_state(host)
         for module, states in devices:
             module.set_rng_state_all(states)
         if apple is not None:
             torch.mps.set_rng_state(apple)
-
-
-def _started_devices() -> list[Any]:
-    """Kinds of devices that have been used: asking another one for its state would start it."""
-    modules: list[Any] = [torch.cuda, torch.xpu]
-    return [module for module in modules if module.is_available() and module.is_initialized()]
