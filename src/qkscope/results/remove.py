@@ -16,7 +16,7 @@ from qkscope.files import is_abandoned, remove_file, temporary_of
 from qkscope.results import folder as layout
 from qkscope.results.folder import entries
 from qkscope.study.values import NAME
-from qkscope.vectors.layout import DATA_FILE, HEAD_FOLDER
+from qkscope.validation.layout import DATA_FILE, HEAD_FOLDER
 
 SHARD = re.compile(r"[0-9]{6,}\.(safetensors|running)")
 PART = re.compile(rf"{NAME.pattern}{re.escape(layout.PART_SUFFIX)}")
