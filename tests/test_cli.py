@@ -313,7 +313,9 @@ def test_messages_name_pages_of_the_documentation_by_the_command_that_prints_the
     for path in sorted((ROOT / "src/qkscope").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
-        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
         for text in texts - docstrings:
             assert not re.search(r"docs/[a-z]", text), f"{path}: {text}"
             named |= set(re.findall(r"qkscope docs ([a-z/-]+)", text))
