@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def refuse_study_files(options: Namespace) -> None:
     """Name the results folder where a study file was given instead of it."""
     for name in OF_RESULTS:
-        given = getattr(options, name, None) or ()
-        for path in map(Path, [given] if isinstance(given, str) else given):
+        named = getattr(options, name, None) or ()
+        for path in map(Path, [named] if isinstance(named, str) else named):
             if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
                 from qkscope.run.execute import results_folder
                 from qkscope.study.load import load_study
