@@ -40,9 +40,9 @@ class Capture:
     def __init__(self, model, context: int) -> None:
         self.model, self.probe = model, probe_model(model, context=context)
         self.last = max(facts.layer for facts in self.probe.layers)
-        at_rest = layout_of(context)
+        pre_rope = layout_of(context)
         self._collectors = [None]
-        for layout in (replace(at_rest, unrotated_every=0), at_rest):
+        for layout in (replace(pre_rope, unrotated_every=0), pre_rope):
             moments = Moments(layout, self.probe.layers, {"n_layers": self.probe.n_layers})
             self._collectors.append(_Collector(moments, text_config(model), None, None))
         self._marks: list[np.ndarray] = []

@@ -132,8 +132,8 @@ def tap() -> None:
     rotation = Rotation(tuple((i, i + half) for i in range(half)), tuple(10000.0 ** (-i / half) for i in range(half)))
     facts = [LayerFacts(layer, 9, 3, WIDTH, rotary="rotary", rotation=rotation) for layer in range(30)]
     q, k = (torch.randn(1, 2048, count, WIDTH).transpose(1, 2) for count in (9, 3))
-    at_rest = layout_of(2048)
-    not_at_rest = replace(at_rest, unrotated_every=0)
+    pre_rope = layout_of(2048)
+    not_at_rest = replace(pre_rope, unrotated_every=0)
 
     def document(moments):
         for layer in range(30):
@@ -144,7 +144,7 @@ def tap() -> None:
         document(Moments(not_at_rest, facts))
         first_batch.PIVOT_TOKENS = kept
 
-    later = {layout: Moments(layout, facts) for layout in (not_at_rest, at_rest)}
+    later = {layout: Moments(layout, facts) for layout in (not_at_rest, pre_rope)}
     whole = replace(not_at_rest, edges=(0, *not_at_rest.edges[2:]))  # position 0 among the others
     later[whole] = Moments(whole, facts)
     for moments in later.values():
@@ -157,7 +157,7 @@ def tap() -> None:
             "first document, pivot from all tokens": lambda: first(10**9),
             "later document": lambda: document(later[not_at_rest]),
             "later document, position 0 in no bucket of its own": lambda: document(later[whole]),
-            "later document, one token in eight also at rest (chosen)": lambda: document(later[at_rest]),
+            "later document, one token in eight also at rest (chosen)": lambda: document(later[pre_rope]),
         },
         5,
     )

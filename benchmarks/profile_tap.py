@@ -33,7 +33,7 @@ def main() -> None:
     facts = [
         LayerFacts(layer, *heads, options.width, rotary="rotary", rotation=rotation) for layer in range(options.layers)
     ]
-    at_rest = layout_of(options.tokens)
+    pre_rope = layout_of(options.tokens)
 
     def one_document(moments):
         for layer in range(options.layers):
@@ -45,7 +45,7 @@ def main() -> None:
             one_document(moments)
         return moments
 
-    for name, layout in (("sums", replace(at_rest, unrotated_every=0)), ("sums, also at rest", at_rest)):
+    for name, layout in (("sums", replace(pre_rope, unrotated_every=0)), ("sums, also at rest", pre_rope)):
         seconds, kept = [], started(layout)
         for _ in range(options.rounds):
             moments = started(layout) if options.first else kept

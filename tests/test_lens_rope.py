@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from qkscope.layers import Rotation
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.rope import kernel, planes, table
-from qkscope.lenses.rope.at_rest import KindAtRest, LayerAtRest
 from qkscope.lenses.rope.krylov import followed
 from qkscope.lenses.rope.positions import Positions, less_one, sine_drift
+from qkscope.lenses.rope.pre_rope import KindPreRope, LayerPreRope
 from qkscope.lenses.rope.predict import RopeWindow, predict
-from qkscope.lenses.rope.turning import Planes, turning
+from qkscope.lenses.rope.rotated_moments import Planes, turning
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -88,11 +88,11 @@ def test_a_head_of_one_plane_by_hand():
     rotation = Rotation(((0, 1),), (np.pi / 2,))
     of = Planes(rotation, 2)
     still = np.zeros((1, 2, 2))
-    q, k = KindAtRest(of, np.array([[[3.0, 0.0]]]), still), KindAtRest(of, np.zeros((1, 1, 2)), still)
+    q, k = KindPreRope(of, np.array([[[3.0, 0.0]]]), still), KindPreRope(of, np.zeros((1, 1, 2)), still)
     turned = q.turned(Positions.window(4), np.ones(1))
     np.testing.assert_allclose(turned.cov_xx, [[[4.5, 0], [0, 4.5]]], atol=1e-14)
     np.testing.assert_allclose(turned.cov_xt, [[-1.5, -1.5]], atol=1e-14)
-    found = predict(LayerAtRest(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(4, 0, 1))
+    found = predict(LayerPreRope(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(4, 0, 1))
     along = abs(found.directions[0] @ [-1.5, -1.5]) / np.sqrt(4.5 * 1.25)
     assert found.r_q[0] == pytest.approx(along, abs=1e-14)
     assert np.isnan(found.r_k[0])  # keys do not move
@@ -127,8 +127,8 @@ def test_a_window_of_tens_of_thousands_of_positions_and_tiny_angles():
     cov = root @ root.swapaxes(1, 2)
     of = Planes(SLOW, WIDTH)
     order = of.order
-    q, k = (KindAtRest(of, mean[i][None, None, order], cov[i][None, order[:, None], order]) for i in range(2))
-    found = predict(LayerAtRest(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(20_000, 7, 1))
+    q, k = (KindPreRope(of, mean[i][None, None, order], cov[i][None, order[:, None], order]) for i in range(2))
+    found = predict(LayerPreRope(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(20_000, 7, 1))
     t = np.arange(7, 20_000.0)
     parts = []
     for i in range(2):
@@ -148,7 +148,7 @@ def test_what_a_mean_far_from_0_loses_is_not_seen():
     """The same spread about a mean ten million times larger, of planes that hardly turn: r keeps its digits."""
     of = Planes(Rotation(((0, 1),), (1e-9,)), 2)
     cov = np.diag([1.0, 2.0])[None]
-    q = KindAtRest(of, np.array([[[1e7, 0.0]]]), cov)
+    q = KindPreRope(of, np.array([[[1e7, 0.0]]]), cov)
     turned = q.turned(Positions.window(1000), np.ones(1))
     # The mean moves by 1e7 · 1e-9 · t along the second axis: a line of variance 1e-4 (1000² - 1) / 12.
     np.testing.assert_allclose(turned.cov_xt[0, 1], 1e-2 * (1e6 - 1) / 12, rtol=1e-9)
@@ -338,15 +338,15 @@ def test_the_kernel_and_its_spread_are_those_of_all_pairs_of_vectors(rotation):
 def test_later_keys_are_nearer_and_the_sign_of_distance_is_that_of_attention():
     """One plane, query and key at rest equal: the score is cos(angle · distance), 1 at the query's own position."""
     of = Planes(Rotation(((0, 1),), (0.5,)), 2)
-    rest = KindAtRest(of, np.array([[[1.0, 0.0]]]), np.zeros((1, 2, 2)))
+    rest = KindPreRope(of, np.array([[[1.0, 0.0]]]), np.zeros((1, 2, 2)))
     keys = np.zeros(1, dtype=np.intp)
     distances = np.array([0.0, 1.0, 2.0])
-    np.testing.assert_allclose(kernel.kernel_at(LayerAtRest(rest, rest, keys), distances)[0], np.cos(0.5 * distances))
+    np.testing.assert_allclose(kernel.kernel_at(LayerPreRope(rest, rest, keys), distances)[0], np.cos(0.5 * distances))
     # A key that is ahead by 1 radian at rest meets the query where that has turned as far: at distance 2.
-    ahead = KindAtRest(of, np.array([[[np.cos(1.0), np.sin(1.0)]]]), np.zeros((1, 2, 2)))
-    found = kernel.kernel_at(LayerAtRest(rest, ahead, keys), distances)[0]
+    ahead = KindPreRope(of, np.array([[[np.cos(1.0), np.sin(1.0)]]]), np.zeros((1, 2, 2)))
+    found = kernel.kernel_at(LayerPreRope(rest, ahead, keys), distances)[0]
     np.testing.assert_allclose(found, np.cos(0.5 * distances - 1.0))
-    assert np.angle(kernel.plane_products(LayerAtRest(rest, ahead, keys)))[0, 0] == pytest.approx(1.0)
+    assert np.angle(kernel.plane_products(LayerPreRope(rest, ahead, keys)))[0, 0] == pytest.approx(1.0)
 
 
 def test_scores_of_pairs_of_buckets_are_the_means_over_all_pairs_of_positions():

@@ -201,8 +201,8 @@ def test_means_are_over_heads_and_their_errors_over_documents_in_pairs(run):
             kept = np.array(GROUPS) != left
             of_heads = []
             for head in range(HEADS):
-                at_rest = [x[kept, own, 1:].reshape(-1, WIDTH) for x, own in ((q, head), (k, head // 2))]
-                clouds = [cloud(x.mean(axis=0), np.cov(x.T, bias=True)) for x in at_rest]
+                pre_rope = [x[kept, own, 1:].reshape(-1, WIDTH) for x, own in ((q, head), (k, head // 2))]
+                clouds = [cloud(x.mean(axis=0), np.cov(x.T, bias=True)) for x in pre_rope]
                 found = brute(*clouds, range(each.window), rotation)
                 of_heads.append((found["r_q_rope"], found["r_k_rope"]))
             r.append(np.transpose(of_heads))
@@ -320,13 +320,13 @@ def test_angles_that_are_stretched_unevenly_are_of_no_base():
 
 
 def test_turning_by_another_rotation_takes_its_factor_and_leaves_the_old():
-    from qkscope.lenses.rope.at_rest import KindAtRest
-    from qkscope.lenses.rope.turning import Planes
+    from qkscope.lenses.rope.pre_rope import KindPreRope
+    from qkscope.lenses.rope.rotated_moments import Planes
 
     old = Rotation(((0, 1),), (0.5,), 2.0)
     new = Rotation(((2, 1),), (0.25,), 3.0)
     x = np.array([2.0, 4.0, 5.0])  # coordinates 0 and 1 have the factor 2 in them
-    at = KindAtRest(Planes(old, 3), x[Planes(old, 3).order][None, None], np.eye(3)[None])
+    at = KindPreRope(Planes(old, 3), x[Planes(old, 3).order][None, None], np.eye(3)[None])
     moved = at.under(new)
     back = np.argsort(moved.planes.order)
     np.testing.assert_allclose(moved.mean[0, 0][back], [1.0, 6.0, 15.0])

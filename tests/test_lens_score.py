@@ -14,9 +14,9 @@ from qkscope.lenses.score import seen as seen_module
 from qkscope.lenses.score.lines import MOST_CELLS
 from qkscope.lenses.score.map_table import TABLE as MAP
 from qkscope.lenses.score.map_table import TO_CELLS, key_cells, score_map
-from qkscope.lenses.score.seen import Reach, seen_keys
 from qkscope.lenses.score.split import line_split, score_split
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE, score
+from qkscope.lenses.score.visible_keys import Reach, seen_keys
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from qkscope import Moments
 from qkscope.lenses.rope import table
 from qkscope.lenses.rope.positions import Positions
-from qkscope.lenses.rope.turning import Planes, turned_covariance, turned_product, turning
+from qkscope.lenses.rope.rotated_moments import Planes, turned_covariance, turned_product, turning
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.file import PreRopeFile, _checksum
 from qkscope.moments.layout import capture_layout

@@ -268,7 +268,7 @@ def host_memory(work: CheckpointWork) -> int:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes at rest, without tables and report, which take a few percent of the moments."""
+    """Bytes on disk, without tables and report, which take a few percent of the moments."""
 
     moments: int  # one file per checkpoint, without headers of some kilobytes
     shards: int  # at most, waiting to be merged

@@ -64,7 +64,7 @@ def choose_directions(
 
 
 def _unrotated_directions(sums: RunningSums, pooled: Array, by_window: Mapping[int, Array]) -> Tensor:
-    """At position t, a component v sees queries at rest along R(t)ᵀv: where most of these lie, over all windows."""
+    """At position t, a component v sees queries before RoPE along R(t)ᵀv: where most of these lie, over all windows."""
     start, seen = leading(pooled, 1), []
     for window, covariance in by_window.items():
         component = start
@@ -72,12 +72,12 @@ def _unrotated_directions(sums: RunningSums, pooled: Array, by_window: Mapping[i
             component = covariance @ component
             length = np.linalg.norm(component, axis=1, keepdims=True)
             component = np.where(length > 0, component / np.where(length > 0, length, 1.0), start)
-        at_rest = component[:, None, :, 0]
+        pre_rope = component[:, None, :, 0]
         if sums.rotation is not None:
             positions = np.linspace(0, window - 1, PLACES).astype(np.int64)
             partner, cosines, sines = rotation_tables(sums.rotation, sums.width, positions)
-            at_rest = at_rest * cosines + at_rest[..., partner] * sines
-        seen.append(at_rest)
+            pre_rope = pre_rope * cosines + pre_rope[..., partner] * sines
+        seen.append(pre_rope)
     every = np.concatenate(seen, axis=1)  # (query heads, windows × places, width)
     size, keys = min(sums.layout.unrotated_sketched, sums.width), sums.heads["k"]
     of_keys = every.reshape(keys, -1, sums.width)  # of all heads that read them

@@ -1,7 +1,7 @@
-"""RoPE alone at a window, or with a base, that was never run: what a checkpoint's heads would be there.
+"""The rotated-mean prediction at a window, or with a base, that was never run: what the heads would be there.
 
-A checkpoint's queries and keys at rest are those of its own context; only the rotation and the positions change. What
-training at that window would do to the weights is not in it: compare it with the checkpoint that was then trained.
+A checkpoint's queries and keys before RoPE are those of its own context; only rotation and positions change. What
+training at that window would do to the weights is not included: compare with the checkpoint that was trained there.
 """
 
 from __future__ import annotations

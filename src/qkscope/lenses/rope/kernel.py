@@ -1,4 +1,4 @@
-"""A head's positional kernel: its mean score against distance, as RoPE makes it of the mean query and key at rest.
+"""A head's positional kernel: its mean score against distance, as RoPE makes it of the mean query and key before RoPE.
 
 With Δ = position of the query - position of the key, the mean score is κ(Δ) = Σ_p A_p cos(θ_p Δ - φ_p) + what does not
 rotate: one cosine for each plane, of amplitude A_p = |z_q||z_k| and phase φ_p = arg(z_q* z_k). Nothing in it depends on
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable, Measure
-from qkscope.lenses.rope.at_rest import LayerAtRest, at_rest
 from qkscope.lenses.rope.positions import Array, Complex, Positions
+from qkscope.lenses.rope.pre_rope import LayerPreRope, pre_rope
+from qkscope.lenses.rope.rotated_moments import Planes, plane_moments, turning
 from qkscope.lenses.rope.table import HELD
-from qkscope.lenses.rope.turning import Planes, plane_moments, turning
 from qkscope.lenses.sums import LayerSums
 
 FILE = "rope_kernel"
@@ -43,7 +43,7 @@ def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """A layer's kernels at distances that double, and at those of pairs of buckets, with what was measured there."""
     apart = pairs_apart(sums.edges)
     points = _points(sums.window, tuple(apart.distances))
-    rest, heads = sums.once(at_rest)[1], len(sums.heads)
+    rest, heads = sums.once(pre_rope)[1], len(sums.heads)
     nothing = np.full((heads, len(points.distances)), np.nan)
     columns = {column.name: nothing for column in COLUMNS}
     columns["distance"] = np.broadcast_to(points.distances, nothing.shape)
@@ -60,13 +60,13 @@ def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     return columns
 
 
-def plane_products(rest: LayerAtRest) -> Complex:
+def plane_products(rest: LayerPreRope) -> Complex:
     """z_q* z_k of each head and plane: (heads, planes)."""
     planes = rest.q.planes
     return np.asarray(planes.complex(rest.q.mean[0]).conj() * planes.complex(rest.k.mean[0])[rest.keys])
 
 
-def kernel_at(rest: LayerAtRest, distances: Array) -> Array:
+def kernel_at(rest: LayerPreRope, distances: Array) -> Array:
     """The kernel of each head at each distance: (heads, distances)."""
     planes = rest.q.planes
     stay = slice(2 * planes.count, None)
@@ -74,7 +74,7 @@ def kernel_at(rest: LayerAtRest, distances: Array) -> Array:
     return np.asarray((plane_products(rest) @ _turns(planes, distances)).real + still[:, None])
 
 
-def spread_at(rest: LayerAtRest, distances: Array) -> Array:
+def spread_at(rest: LayerPreRope, distances: Array) -> Array:
     """The standard deviation of a score at each distance, for independent queries and keys: (heads, distances).
 
     Var(q·k) = tr(Σ_q Σ_k) + μ_q'Σ_kμ_q + μ_k'Σ_qμ_k with the key turned, written as one complex sum over planes.
@@ -171,8 +171,8 @@ def _measured_scores(sums: LayerSums) -> tuple[Array, Array]:
     return np.nan_to_num(q.mean) @ np.nan_to_num(k.mean).swapaxes(1, 2), tokens
 
 
-def _turned_scores(rest: LayerAtRest, apart: PairsApart) -> Array:
-    """The mean score of each pair of buckets under RoPE alone: (heads, buckets, buckets)."""
+def _turned_scores(rest: LayerPreRope, apart: PairsApart) -> Array:
+    """The mean score of each pair of buckets that the rotated means give: (heads, buckets, buckets)."""
     planes = rest.q.planes
     products = _turns_apart(planes, apart.edges)
     stay = slice(2 * planes.count, None)

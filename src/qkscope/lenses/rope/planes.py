@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable, Measure
-from qkscope.lenses.rope.at_rest import KindAtRest, at_rest
 from qkscope.lenses.rope.kernel import plane_products
 from qkscope.lenses.rope.positions import Array, Complex, Positions
+from qkscope.lenses.rope.pre_rope import KindPreRope, pre_rope
+from qkscope.lenses.rope.rotated_moments import Planes, turning
 from qkscope.lenses.rope.table import HELD
-from qkscope.lenses.rope.turning import Planes, turning
 from qkscope.lenses.sums import LayerSums
 
 FILE = "rope_planes"
@@ -32,7 +32,7 @@ COLUMNS = (
 
 def plane_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """A layer's planes; a layer in which nothing is known to rotate has one empty row per head."""
-    rest, heads = sums.once(at_rest)[1], len(sums.heads)
+    rest, heads = sums.once(pre_rope)[1], len(sums.heads)
     planes = Planes(None, sums.facts.head_dim) if rest is None else rest.q.planes
     nothing = np.full((heads, max(planes.count, 1)), np.nan)
     if rest is None or planes.count == 0:
@@ -40,7 +40,7 @@ def plane_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     products = plane_products(rest)
     phase = np.angle(products)
     if sums.whole is not None:  # so that an error does not see a turn where a phase passes π
-        known = sums.whole.once(at_rest)[1]
+        known = sums.whole.once(pre_rope)[1]
         before = np.angle(plane_products(known)) if known is not None else phase
         phase = before + np.angle(np.exp(1j * (phase - before)))
     return {
@@ -67,7 +67,7 @@ def kernel_shares(products: Complex, planes: Planes, window: int) -> Array:
         return np.where(variance > 1e-14 * size, covariance / variance, np.nan)
 
 
-def variance_shares(of: KindAtRest) -> Array:
+def variance_shares(of: KindPreRope) -> Array:
     """(heads, planes): the part of the variance that lies in each plane, which no rotation changes."""
     diagonal, count = np.diagonal(of.cov, axis1=1, axis2=2), of.planes.count
     with np.errstate(invalid="ignore", divide="ignore"):

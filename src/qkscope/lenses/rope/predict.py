@@ -1,4 +1,4 @@
-"""What RoPE alone predicts of a head over a window: its components, and what r_q and r_k are along the first.
+"""The rotated-mean prediction of a head over a window: its components, and what r_q and r_k are along the first.
 
 The pool of queries and keys as the rotation would make it is analysed exactly as the measured one is (`lenses/pca.py`),
 the published sign rule included, so that prediction and measurement are the same statistic.
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.pca import Array, head_components
-from qkscope.lenses.rope.at_rest import KindAtRest, LayerAtRest
 from qkscope.lenses.rope.krylov import followed
 from qkscope.lenses.rope.positions import Positions
-from qkscope.lenses.rope.turning import Turning, turned_drift, turned_mean, turned_product, turning
+from qkscope.lenses.rope.pre_rope import KindPreRope, LayerPreRope
+from qkscope.lenses.rope.rotated_moments import Turning, turned_drift, turned_mean, turned_product, turning
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RopeWindow:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Component 0 of a layer's heads under RoPE alone; arrays are (heads,), or (samples, heads)."""
+    """The rotated-mean prediction of component 0 of a layer's heads; arrays are (heads,), or (samples, heads)."""
 
     r_q: Array
     r_k: Array
@@ -55,7 +55,7 @@ class Predicted:
         return Predicted(*(getattr(self, name)[number] for name in self.__dataclass_fields__))
 
 
-def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
+def predict(rest: LayerPreRope, window: RopeWindow) -> Predicted:
     """The prediction for the first sample, which is all documents; oriented by the published rule."""
     # Tokens in the right proportion, and enough of them: whether there are was asked before.
     tokens = rest.q.planes.width / np.minimum(window.share, 1 - window.share)
@@ -76,11 +76,11 @@ def predict(rest: LayerAtRest, window: RopeWindow) -> Predicted:
     )
 
 
-def predict_samples(rest: LayerAtRest, window: RopeWindow, whole: Predicted) -> Predicted:
+def predict_samples(rest: LayerPreRope, window: RopeWindow, whole: Predicted) -> Predicted:
     """The prediction for every sample, of the component that `whole` has: (samples, heads) each.
 
-    To the covariances at rest of all documents is added what turning makes of each sample's mean, and by how much its
-    own covariances differ along the whole's component. To first order that decides what becomes of the component.
+    Samples share the covariances before RoPE of all documents. Added to them are the rotation of each sample's own mean,
+    and the difference of its covariances along the whole's component, which decides the prediction to first order.
     """
     q = _Turned.of(rest.q, window.q, whole.directions)
     k = _Turned.of(rest.k, window.k, whole.directions, rest.keys)
@@ -116,16 +116,18 @@ class _Turned:
     """Queries or keys of several samples, turned over a window; arrays are (heads, samples, …)."""
 
     by: Turning
-    cov: Array  # (heads, d, d), at rest and turned, shared by the samples
-    rest: Array  # means at rest
+    cov: Array  # (heads, d, d), before RoPE and turned, shared by the samples
+    rest: Array  # means before RoPE
     mean: Array
     drift: Array
-    own_trace: Array  # (heads, samples): of covariances at rest
+    own_trace: Array  # (heads, samples): of covariances before RoPE
     along: Array  # (heads, 1, d): the whole's component
     change: Array | None  # by how much a sample's covariance differs, times that; None: not at all
 
     @classmethod
-    def of(cls, kind: KindAtRest, positions: Positions, along: Array, index: NDArray[np.intp] | None = None) -> _Turned:
+    def of(
+        cls, kind: KindPreRope, positions: Positions, along: Array, index: NDArray[np.intp] | None = None
+    ) -> _Turned:
         by, chosen = turning(kind.planes, positions), slice(None) if index is None else index
         cov, rest = kind.turned_cov(by)[chosen], kind.mean.swapaxes(0, 1)[chosen]
         traces = np.trace(kind.cov, axis1=1, axis2=2)[chosen, None]

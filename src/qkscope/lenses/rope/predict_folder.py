@@ -35,7 +35,7 @@ class PredictionRequest:
 
 @dataclass(frozen=True)
 class CheckpointPrediction:
-    """One checkpoint: as measured and as RoPE alone has it at its own context, and the prediction."""
+    """One checkpoint: as measured, the rotated-mean prediction at its native context, and the one asked for."""
 
     name: str
     context: int

@@ -1,9 +1,9 @@
-"""What of a change between two checkpoints is the window's, the RoPE base's and the weights' doing.
+"""The contributions of context length, RoPE base, and weights to a change between two checkpoints.
 
-A prediction needs vectors at rest (the weights' part), a rotation (the base's part) and positions (the window's part).
-Taken from either checkpoint, that makes eight predictions, and six orders in which one goes over into the other. A
-part's share of the change is its mean over the orders (Shapley); how far the orders differ says how much the parts work
-together. What the measured change is beside the predicted one stays unexplained.
+A prediction needs vectors before RoPE (weights), a rotation (RoPE base), and positions (context length). Each can be
+taken from either checkpoint: eight predictions, and six orders of replacing one checkpoint's by the other's. A cause's
+contribution is its mean over the orders (Shapley); the spread over orders shows how much the causes interact. The rest
+of the measured change is unexplained.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.draws import drawn_correlations
-from qkscope.lenses.rope.at_rest import Basis, KindAtRest, LayerAtRest, basis_of
 from qkscope.lenses.rope.positions import Positions
+from qkscope.lenses.rope.pre_rope import Basis, KindPreRope, LayerPreRope, basis_of
 from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
-from qkscope.lenses.rope.turning import Planes
+from qkscope.lenses.rope.rotated_moments import Planes
 from qkscope.moments.file import PreRopeFile, PreRopeLayer
 from qkscope.moments.replicates import BeforeRotation, before_rotation
 from qkscope.moments.second_moments import KINDS, Kind
@@ -24,9 +24,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EntryLayer:
-    """One layer of one entry over a window: its vectors at rest (all documents, then without each group), and where."""
+    """One layer of one entry over a window: its vectors before RoPE (of all documents, then without each group)."""
 
-    rest: LayerAtRest
+    rest: LayerPreRope
     rotation: Rotation | None
     window: RopeWindow
     sizes: tuple[float, ...]  # tokens of each group that is left out in turn
@@ -57,8 +57,8 @@ def entry_layer(
     window_at = RopeWindow(q, k, np.full(len(heads), n_q / (n_q + n_k)))
     sizes = tuple(float(sums.n["q"][0][cells][:, group].sum()) for group in groups)
     planes = Planes(facts.rotation, facts.head_dim)
-    at_rest_q, at_rest_k = (KindAtRest.of(samples[kind][0], planes) for kind in KINDS)
-    rest = LayerAtRest(at_rest_q, at_rest_k, keys.astype(np.intp))
+    at_rest_q, at_rest_k = (KindPreRope.of(samples[kind][0], planes) for kind in KINDS)
+    rest = LayerPreRope(at_rest_q, at_rest_k, keys.astype(np.intp))
     return EntryLayer(rest.with_samples(samples["q"], samples["k"]), facts.rotation, window_at, sizes)
 
 
@@ -87,7 +87,7 @@ class Predictions:
 
     def __init__(self) -> None:
         self._entries: dict[int, EntryLayer] = {}
-        self._turned: dict[tuple[int, Rotation | None], LayerAtRest] = {}
+        self._turned: dict[tuple[int, Rotation | None], LayerPreRope] = {}
         self._made: dict[tuple[object, ...], tuple[Array, Array]] = {}
 
     def hold(self, number: int, entry: EntryLayer) -> None:
@@ -101,7 +101,7 @@ class Predictions:
         self._made = {key: pair for key, pair in self._made.items() if key[0] != number}
 
     def of(self, window: int, base: int, weights: int) -> tuple[Array, Array]:
-        """(r_q, r_k), each (1 + groups, heads), with the window, rotation and vectors at rest of these entries.
+        """(r_q, r_k), each (1 + groups, heads), with the window, rotation and vectors before RoPE of these entries.
 
         All documents first, then draws: as far from that as another sample of documents would be.
         """

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qkscope.lenses.base import HeadTable, Measure, titled
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.pca import Array
-from qkscope.lenses.rope.at_rest import Basis, at_rest
 from qkscope.lenses.rope.positions import Positions
+from qkscope.lenses.rope.pre_rope import Basis, pre_rope
 from qkscope.lenses.rope.predict import Predicted, RopeWindow, category_codes, predict, predict_samples
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BeforeRotation
@@ -72,9 +72,9 @@ COLUMNS = (
 
 
 def rope_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """One layer's heads under RoPE alone, beside what was measured."""
+    """One layer's heads: the rotated-mean prediction next to the measurement."""
     basis, predicted = sums.once(prediction_of)
-    rest, codes = sums.once(at_rest)[1], np.full(len(sums.heads), float(basis))
+    rest, codes = sums.once(pre_rope)[1], np.full(len(sums.heads), float(basis))
     if predicted is None or rest is None:
         return {**{column.name: np.full(len(codes), np.nan) for column in COLUMNS}, "prediction": codes}
     measured = sums.principal
@@ -94,8 +94,8 @@ def rope_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
         "beta_rope": predicted.beta,
         "bias_rope": predicted.bias,
         "bias_excess": bias - predicted.bias,
-        "drift_rest_q": drift_at_rest(sums.q_before),
-        "drift_rest_k": drift_at_rest(sums.k_before)[rest.keys],
+        "drift_rest_q": drift_pre_rope(sums.q_before),
+        "drift_rest_k": drift_pre_rope(sums.k_before)[rest.keys],
         "prediction": codes,
     }
 
@@ -104,7 +104,7 @@ def prediction_of(sums: LayerSums) -> tuple[Basis, Predicted | None]:
     """A layer's prediction over the window of its sums; a replicate's component 0 is the whole's."""
     if sums.whole is not None and sums.left_out is not None:
         return sums.whole.once(prediction_of)[0], sums.whole.once(replicate_predictions).get(sums.left_out)
-    basis, rest = sums.once(at_rest)
+    basis, rest = sums.once(pre_rope)
     window = window_of(sums)
     if rest is None or window is None:
         return (basis if rest is None else Basis.TOO_FEW_TOKENS), None
@@ -113,7 +113,7 @@ def prediction_of(sums: LayerSums) -> tuple[Basis, Predicted | None]:
 
 def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
     """The predictions without each document group, by group; those with tokens in the same places together."""
-    whole, rest = sums.once(prediction_of)[1], sums.once(at_rest)[1]
+    whole, rest = sums.once(prediction_of)[1], sums.once(pre_rope)[1]
     left = {each.left_out: (window_of(each), each.q_before, each.k_before) for each in sums.replicates}
     waiting = {group: (at, q, k) for group, (at, q, k) in left.items() if group is not None and at and q and k}
     predictions: dict[int, Predicted] = {}
@@ -136,8 +136,8 @@ def window_of(sums: LayerSums) -> RopeWindow | None:
     return None if q is None or k is None else RopeWindow(q, k, sums.q.n / (sums.q.n + sums.k.n))
 
 
-def drift_at_rest(before: BeforeRotation | None) -> Array:
-    """How far vectors at rest do depend on position, which the prediction leaves out; NaN with one bucket."""
+def drift_pre_rope(before: BeforeRotation | None) -> Array:
+    """How far vectors before RoPE do depend on position, which the prediction leaves out; NaN with one bucket."""
     if before is None:
         return np.zeros(0)
     weights = (before.bucket_n / np.maximum(before.bucket_n.sum(axis=1, keepdims=True), 1.0))[..., None]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qkscope.layers import Rotation
 from qkscope.lenses.rope.positions import Array, Complex, Positions
-from qkscope.lenses.rope.turning import Planes, spread_of_mean, turned_drift, turning
+from qkscope.lenses.rope.rotated_moments import Planes, spread_of_mean, turned_drift, turning
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BeforeRotation
 

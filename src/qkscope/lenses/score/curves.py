@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.score.arcs import Arcs
-from qkscope.lenses.score.seen import Reach, middles
+from qkscope.lenses.score.visible_keys import Reach, middles
 from qkscope.lenses.stacks import for_readers
 
 Array = NDArray[np.float64]

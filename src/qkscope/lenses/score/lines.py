@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.score.arcs import Arcs, arcs_of
-from qkscope.lenses.score.seen import middles
+from qkscope.lenses.score.visible_keys import middles
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics
 

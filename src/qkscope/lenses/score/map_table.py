@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.score.lines import is_sink_apart, lines_of
-from qkscope.lenses.score.seen import Reach, overlaps
+from qkscope.lenses.score.visible_keys import Reach, overlaps
 from qkscope.lenses.sums import LayerSums
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qkscope.lenses.score.curves import FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
 from qkscope.lenses.score.lines import KeyCells, lines_of, residuals
-from qkscope.lenses.score.seen import Reach, SeenKeys, seen_keys
+from qkscope.lenses.score.visible_keys import Reach, SeenKeys, seen_keys
 from qkscope.lenses.stacks import in_blocks
 from qkscope.lenses.sums import LayerSums
 

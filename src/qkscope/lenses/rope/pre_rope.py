@@ -1,4 +1,4 @@
-"""A layer's queries and keys at rest, that is before rotation, and what a rotation makes of them over a window."""
+"""A layer's queries and keys before RoPE, and what a rotation makes of them over a window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.rope.positions import Array, Positions
-from qkscope.lenses.rope.turning import (
+from qkscope.lenses.rope.rotated_moments import (
     Planes,
     Turning,
     spread_of_mean,
@@ -45,7 +45,7 @@ class Basis(IntEnum):
 
 
 @dataclass(frozen=True)
-class KindAtRest:
+class KindPreRope:
     """Queries, one entry per head, or keys, one entry per distinct key head; coordinates in the order of `planes`.
 
     Samples of documents are all documents, or all without one group. They differ in their means, and in how far their
@@ -59,23 +59,23 @@ class KindAtRest:
     _turned: dict[Turning, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, before: BeforeRotation, planes: Planes) -> KindAtRest:
+    def of(cls, before: BeforeRotation, planes: Planes) -> KindPreRope:
         """From what was summed before rotation."""
         order = planes.order
         return cls(planes, before.mean[None, :, order], before.cov[:, order[:, None], order[None, :]])
 
-    def with_samples(self, samples: Sequence[BeforeRotation]) -> KindAtRest:
+    def with_samples(self, samples: Sequence[BeforeRotation]) -> KindPreRope:
         """The same of other samples."""
         order = self.planes.order
         means = np.stack([sample.mean[:, order] for sample in samples])
         if not any(sample.own_cov for sample in samples):
-            return KindAtRest(self.planes, means, self.cov, None, self._turned)
+            return KindPreRope(self.planes, means, self.cov, None, self._turned)
         changes = np.empty((len(samples), *self.cov.shape), dtype=np.float32)
         for change, sample in zip(changes, samples, strict=True):
             change[:] = sample.cov[:, order[:, None], order] - self.cov
-        return KindAtRest(self.planes, means, self.cov, changes, self._turned)
+        return KindPreRope(self.planes, means, self.cov, changes, self._turned)
 
-    def under(self, rotation: Rotation | None) -> KindAtRest:
+    def under(self, rotation: Rotation | None) -> KindPreRope:
         """The same vectors, as another rotation would find them: with the factor in its cos and sin, not the old."""
         if rotation == self.planes.rotation:
             return self
@@ -90,10 +90,10 @@ class KindAtRest:
         if changes is not None:
             both = (factor[:, None] * factor).astype(np.float32)
             changes = changes[:, :, order[:, None], order[None, :]] * both
-        return KindAtRest(planes, self.mean[:, :, order] * factor, cov, changes)
+        return KindPreRope(planes, self.mean[:, :, order] * factor, cov, changes)
 
     def turned_cov(self, by: Turning) -> Array:
-        """The covariance at rest, turned at each position and averaged: (heads, d, d); computed once."""
+        """The covariance before RoPE, turned at each position and averaged: (heads, d, d); computed once."""
         if by not in self._turned:
             self._turned[by] = turned_covariance(self.cov, by)
         return self._turned[by]
@@ -115,29 +115,29 @@ class KindAtRest:
 
 
 @dataclass(frozen=True)
-class LayerAtRest:
+class LayerPreRope:
     """A layer's heads before rotation."""
 
-    q: KindAtRest
-    k: KindAtRest  # of distinct key heads
+    q: KindPreRope
+    k: KindPreRope  # of distinct key heads
     keys: NDArray[np.intp]  # (heads,): which of them each head reads
 
-    def under(self, rotation: Rotation | None) -> LayerAtRest:
+    def under(self, rotation: Rotation | None) -> LayerPreRope:
         """As another rotation would find them."""
-        return LayerAtRest(self.q.under(rotation), self.k.under(rotation), self.keys)
+        return LayerPreRope(self.q.under(rotation), self.k.under(rotation), self.keys)
 
-    def with_samples(self, q: Sequence[BeforeRotation], k: Sequence[BeforeRotation]) -> LayerAtRest:
+    def with_samples(self, q: Sequence[BeforeRotation], k: Sequence[BeforeRotation]) -> LayerPreRope:
         """The same heads of other samples of documents."""
-        return LayerAtRest(self.q.with_samples(q), self.k.with_samples(k), self.keys)
+        return LayerPreRope(self.q.with_samples(q), self.k.with_samples(k), self.keys)
 
     @property
-    def left(self) -> LayerAtRest:
+    def left(self) -> LayerPreRope:
         """All samples but the first."""
         q, k = (
             replace(of, mean=of.mean[1:], changes=None if of.changes is None else of.changes[1:])
             for of in (self.q, self.k)
         )
-        return LayerAtRest(q, k, self.keys)
+        return LayerPreRope(q, k, self.keys)
 
 
 def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:
@@ -152,14 +152,14 @@ def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:
     return Basis.NOTHING_ROTATES if facts.rotation is None else Basis.ROTATION
 
 
-def at_rest(sums: LayerSums) -> tuple[Basis, LayerAtRest | None]:
+def pre_rope(sums: LayerSums) -> tuple[Basis, LayerPreRope | None]:
     """A layer's heads before rotation; a replicate's covariances are the whole's, turned once, and what they change."""
     q, k, facts = sums.q_before, sums.k_before, sums.facts
     of = sums.whole if sums.left_out is not None else None
-    basis, whole = (basis_of(facts, q, k), None) if of is None else of.once(at_rest)
+    basis, whole = (basis_of(facts, q, k), None) if of is None else of.once(pre_rope)
     if basis > Basis.NOTHING_ROTATES or q is None or k is None:
         return basis, None
     planes = Planes(facts.rotation, facts.head_dim)
     if whole is None:
-        return basis, LayerAtRest(KindAtRest.of(q, planes), KindAtRest.of(k, planes), sums.distinct_keys[1])
+        return basis, LayerPreRope(KindPreRope.of(q, planes), KindPreRope.of(k, planes), sums.distinct_keys[1])
     return basis, whole.with_samples([q], [k])

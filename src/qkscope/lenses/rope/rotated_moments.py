@@ -1,4 +1,4 @@
-"""What a rotation does to means and covariances over a window, if the vectors at rest do not depend on position.
+"""What a rotation does to means and covariances over a window, if the vectors before RoPE do not depend on position.
 
 The two coordinates of plane p are one complex number z_p; at position t it is z_p e^{iθ_p t}. So the mean over the
 window is E[z_p] mean e^{iθ_p t}, the covariance with position E[z_p] mean (t - t̄) e^{iθ_p t}, and second moments are
@@ -37,7 +37,7 @@ class Planes:
 
     @property
     def scale(self) -> float:
-        """The factor that is in cos and sin beside the rotation, and so in the vectors at rest."""
+        """The factor that is in cos and sin beside the rotation, and so in the vectors before RoPE."""
         return 1.0 if self.rotation is None else self.rotation.scale
 
     @cached_property
@@ -66,7 +66,7 @@ class Turning:
     drift: Complex  # (planes,): mean (t - t̄) e^{iθt}
     minus: Complex  # (planes, planes): mean e^{i(θ - θ')t}
     plus: Complex  # (planes, planes): mean e^{i(θ + θ')t}
-    spread_minus: Complex  # minus - first first*: what turning makes of a mean that stands still at rest
+    spread_minus: Complex  # minus - first first*: what turning makes of a mean that is constant before RoPE
     spread_plus: Complex  # plus - first firstᵀ
 
 
@@ -100,7 +100,7 @@ def turning(planes: Planes, positions: Positions) -> Turning:
 
 
 def turned_mean(mean: Array, by: Turning) -> Array:
-    """(heads, width): the mean over the window of vectors with this mean at rest."""
+    """(heads, width): the mean over the window of vectors with this mean before RoPE."""
     planes = by.planes
     return planes.real(planes.complex(mean) * by.first, mean[..., 2 * planes.count :])
 
@@ -112,7 +112,7 @@ def turned_drift(mean: Array, by: Turning) -> Array:
 
 
 def turned_covariance(cov: Array, by: Turning) -> Array:
-    """(heads, width, width): the mean over the window of a covariance at rest, turned at each position."""
+    """(heads, width, width): the mean over the window of a covariance before RoPE, turned at each position."""
     count = by.planes.count
     turned = np.empty_like(cov)
     same, mirrored = plane_moments(cov, count)
@@ -138,7 +138,7 @@ def turned_product(matrix: Array, v: Array, by: Turning) -> Array:
 
 
 def spread_of_mean(mean: Array, by: Turning) -> Array:
-    """(heads, width, width): the covariance over the window that a mean at rest has because it is turned."""
+    """(heads, width, width): the covariance over the window that a mean before RoPE has because it is turned."""
     z = by.planes.complex(mean)
     spread = np.zeros((*mean.shape, mean.shape[-1]))
     same = z[:, :, None] * z[:, None, :].conj() * by.spread_minus
