@@ -79,7 +79,7 @@ def predict(rest: LayerPreRope, window: RopeWindow) -> Predicted:
 def predict_samples(rest: LayerPreRope, window: RopeWindow, whole: Predicted) -> Predicted:
     """The prediction for every sample, of the component that `whole` has: (samples, heads) each.
 
-    Samples share the covariances before RoPE of all documents. Added to them are the rotation of each sample's own mean,
+    Samples share the pre-RoPE covariances of all documents. Added to them are the rotation of each sample's own mean,
     and the difference of its covariances along the whole's component, which decides the prediction to first order.
     """
     q = _Turned.of(rest.q, window.q, whole.directions)
