@@ -73,7 +73,7 @@ def test_a_shorter_context_that_old_sums_hold_is_answered_from_them(study, out, 
         "keep covariances constant",
     ]
     assert kept(out) == before
-    predicted = qkscope.predict(out, window=512)  # from the first 128 tokens, and beside what was measured there
+    predicted = qkscope.predict(out, window=512)  # from the first 128 tokens, and next to what was measured there
     fresh = run_study(study(context=128), tmp_path / "fresh")
     again = qkscope.predict(fresh, window=512)
     pd.testing.assert_frame_equal(predicted[["r_q", "r_k", "category"]], again[["r_q", "r_k", "category"]])

@@ -50,7 +50,7 @@ def capture_moments(
     They are taken as the attention kernel gets them, or with `stage="pre_rope"` before rotation.
     Each window is one document's token ids: a list, an array or a tensor, a row of a 2-D tensor, or a row of what a
     tokenizer returned (whose padding is left out). Longer ones are cut to `context` (by default the longest window's
-    length, which then needs them all in memory). Position 0 is summed apart, and so is what lies beyond
+    length, which then needs them all in memory). Position 0 is summed separately, and so is what lies beyond
     `common_window`: a window at which other moments will be compared with these (by default the whole context).
     `groups` is the number of document groups, for errors: by default 16 if there are at least 32 windows and the sums
     stay below 2 GB, else 8 (also where the number of windows is not known beforehand).

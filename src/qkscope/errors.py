@@ -135,7 +135,7 @@ def panics_raised() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # Each library defines this class anew, and none exports it.
+        # Each library defines its own class, and none exports it.
         if type(error).__name__ != "PanicException" or isinstance(error, Exception):
             raise
         raise LibraryPanic(str(error)) from error

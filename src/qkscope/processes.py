@@ -26,7 +26,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 MAX_PROCESSES = 8  # forked for one list of items
-NICENESS = 10  # of workers beside a run, which should not slow it down
+NICENESS = 10  # of workers during a run, which they should not slow down
 ASSUMED_MEMORY = 2**33  # bytes, of a system that does not report its memory
 
 

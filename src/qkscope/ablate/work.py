@@ -70,7 +70,7 @@ class AblationSettings:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What the outcomes of one document under one edit depend on, apart from the edit."""
+        """What the outcomes of one document under one edit depend on, other than the edit."""
         names = ("run", "parts", "seed", "needle", "attention")
         return {name: getattr(self, name) for name in names}
 

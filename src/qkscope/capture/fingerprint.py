@@ -1,4 +1,4 @@
-"""Tell checkpoints apart: by samples of their files, by their tensors, and by the weights of a loaded model."""
+"""Distinguish checkpoints: by samples of their files, by their tensors, and by the weights of a loaded model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkscope.capture.hub import adapter_folder, fetch_file
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import ADAPTER, SAFE, SINGLE, read_header, weight_files
 
-SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: telling checkpoints apart need not read 140 GB
+SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: distinguishing checkpoints need not read 140 GB
 MAX_TOKENIZER = 256 * 2**20  # bytes in all; the largest vocabularies have 40 MB
 # Files next to a tokenizer that are not part of it. Whatever else is there counts.
 NO_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
@@ -36,7 +36,7 @@ FileStates = tuple[tuple[Path, int, tuple[int, ...]], ...]  # files with their s
 
 
 def weights_fingerprint(source: ModelSource, *, fresh: bool = False) -> str | None:
-    """A hash that tells a local checkpoint's weights from others: sizes and evenly spaced samples of each file.
+    """A hash that distinguishes a local checkpoint's weights from others: sizes and evenly spaced samples of each file.
 
     A model on the Hub is identified by its commit, so None is returned, unless an adapter is added to it. `fresh` reads
     the files again even if their sizes and times are those of an earlier call.

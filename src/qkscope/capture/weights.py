@@ -57,13 +57,13 @@ def _saved_inside(path: Path) -> str:
 
 
 def require_safe_index(path: Path) -> list[str]:
-    """The shards that an index lists, if all are safetensors files beside it."""
+    """The shards that an index lists, if all are safetensors files next to it."""
     shards = list(_weight_map(path).values())
     for name in shards:
         if not is_plain_name(name) or not name.endswith(SAFE):
             shown = repr(name)[:80]
             raise ModelError(
-                f"{path} lists {shown}; weights are read from {SAFE} files beside the index only, never from pickles "
+                f"{path} lists {shown}; weights are read from {SAFE} files next to the index only, never from pickles "
                 "or other folders"
             )
     return sorted(set(shards))

@@ -60,7 +60,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
 
 
 def _common_window(plan: Plan) -> str:
-    """The common window, in tokens; of one that is said in characters, in those of each checkpoint."""
+    """The common window, in tokens; of one given in characters, in those of each checkpoint."""
     characters = plan.study.characters_in_common
     if characters is None:
         return f"common window {plan.study.window_in_common()} tokens"
@@ -95,7 +95,7 @@ def describe_status(status: Status) -> list[str]:
 
 
 def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
-    """Which checkpoints the results are without, said so that nobody misses it."""
+    """The checkpoints that the results lack, stated prominently."""
     if not left_out:
         return []
     head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results cover the others"

@@ -9,8 +9,8 @@ from typing import Any
 from qkscope.cli.command import add_command
 
 ABOUT = """\
-Log a finished study to a tracker, beside the loss curves of its training: means over heads, by layer kind and depth,
-and the share of each category, with errors over documents, at each checkpoint's step. Keys: eval/qkscope/r_q_mean, ...
+Log a finished study to a tracker, next to the loss curves of its training run: means over heads, by layer type and
+depth, and the share of each category, with standard errors, at each checkpoint's step. Keys: eval/qkscope/r_q_mean, ...
 Install the tracker yourself. W&B honours WANDB_MODE (offline, online).
 """
 EXAMPLES = """\

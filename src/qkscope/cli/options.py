@@ -24,7 +24,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def add_capture_options(parser: argparse.ArgumentParser) -> None:
-    """What a capture does beside summing, and where."""
+    """What a capture does in addition to summing, and where."""
     parser.add_argument(
         "--evict",
         action="store_true",

@@ -28,7 +28,7 @@ from qkscope.foreign import Unreadable, parse_json, read_bytes
 from qkscope.results.folder import STUDY_YAML, results_file
 from qkscope.study.load import MAX_BYTES
 
-STUDY_HEADER = "# Made by `qkscope demo`. Copy it before you change it: the demo writes it anew.\n"
+STUDY_HEADER = "# Made by `qkscope demo`. Copy it before you change it: the demo writes it again.\n"
 RECORD = "demo.json"
 MAKER = "qkscope demo"
 LARGEST_RECORD = 16 * 1024 * 1024  # bytes; ours have a few kilobytes

@@ -32,7 +32,7 @@ MEASURE_ROLE, NULL_ROLE = "measure", "null model"
 # Verdicts, from least to most. "Predicts" takes more than a correlation: see `verdict`.
 UNKNOWN, NOT_SHOWN, GOES_WITH, PREDICTS = "cannot be known", "not shown", "goes with", "predicts"
 FEWEST_MODELS = 10  # below, one model decides: at n = 9 a true r of 0.6 has an interval from -0.1 to 0.9
-FEWEST_FAMILIES = 3  # two families differ in everything; whatever tells them apart correlates
+FEWEST_FAMILIES = 3  # two families differ in everything; whatever distinguishes them correlates
 
 
 @dataclass(frozen=True)

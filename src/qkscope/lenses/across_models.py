@@ -50,7 +50,7 @@ def roles_at(at: WindowView) -> pd.DataFrame | None:
         return None
     rows = at.components[at.components["model"].isin(at.names) & (at.components["pc"] < MOST_COMPONENTS)]
     if rows["pc"].nunique() < 2:
-        return None  # a table of component 0 alone has no roles to tell apart
+        return None  # a table of component 0 alone has no roles to distinguish
     sized = rows.assign(r_q_abs=rows["r_q"].abs(), r_k_abs=rows["r_k"].abs())
     measures = ["r_q", "r_k", "r_q_abs", "r_k_abs", "explained_variance"]
     parts = []

@@ -66,7 +66,7 @@ class HeadTable:
     Each array has one entry per head, (heads,), or one per head and place on a second axis, (heads, places): a
     component, a position bucket, a plane. Sets with the same second axis are columns of one table (`heads`, `buckets`,
     ...), to which the driver adds who and where (checkpoint, window, layer, head, place). It also calls `rows` with the
-    sums without each group of documents in turn, and writes the errors that follow beside each column, as
+    sums without each group of documents in turn, and writes the errors that follow next to each column, as
     `<column>_se`. A set per layer has arrays (1, places).
     """
 
@@ -90,7 +90,7 @@ class HeadTable:
     # What follows from a head's columns and is of use as a mean over heads only, such as sizes and logarithms.
     averaged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     averaged_measures: tuple[Measure, ...] = ()  # what `averaged` adds
-    # Of these, the means that are also kept apart for position-dominated heads and for the others.
+    # Of these, the means that are also kept separately for position-dominated heads and for the others.
     by_category: tuple[str, ...] = ()
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
     needs_vectors: bool = False  # made only for checkpoints whose vectors were kept
@@ -109,7 +109,7 @@ class HeadTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart."""
+        """The columns that identify a row."""
         return self.kind.key
 
     @property
@@ -159,8 +159,8 @@ class StudyTable:
     """
 
     file: str
-    columns: tuple[Measure, ...]  # numbers; those with an error have it beside them, as in head tables
-    key: tuple[str, ...]  # the columns that tell its rows apart
+    columns: tuple[Measure, ...]  # numbers; those with an error have it next to them, as in head tables
+    key: tuple[str, ...]  # the columns that identify a row
     texts: tuple[str, ...]  # columns that are words; those that name entries end in `model`
     detail: bool = False  # as for head tables
 

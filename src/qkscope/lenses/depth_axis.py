@@ -86,7 +86,7 @@ class DepthAxis:
 
 
 def layer_counts(heads: pd.DataFrame) -> dict[str, int]:
-    """How many layers each model has: `depth` is layer / (layers - 1), else its last layer in the table tells."""
+    """How many layers each model has: `depth` is layer / (layers - 1), else from its last layer in the table."""
     counts: dict[str, int] = {}
     for model, rows in heads.groupby("model", sort=False):
         last = int(rows["layer"].to_numpy().argmax())

@@ -11,7 +11,7 @@ from qkscope.lenses.draws import FREEDOM, groups_freedom
 from qkscope.lenses.registry import registered
 from qkscope.results.schema import JUDGED_COLUMNS
 
-NAMED_IN_STUDY = "layer_kind"  # how layers are told apart depends on the whole study, so no file has it
+NAMED_IN_STUDY = "layer_kind"  # how layer types are named depends on the whole study, so no file has it
 
 
 def derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:

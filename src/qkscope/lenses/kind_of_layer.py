@@ -1,7 +1,7 @@
 """What kind of layer a head is in: how it encodes position, and how far it sees.
 
 A sliding or chunked layer sees a part of the window and a full one all of it, so their heads answer different
-questions and are told apart wherever rotary and NoPE layers are. Summaries over heads have a column `layer_kind` for
+questions and are separated wherever rotary and NoPE layers are. Summaries over heads have a column `layer_kind` for
 that: `all` in the row over all heads, and a row for each kind where an entry has several.
 """
 
@@ -84,7 +84,7 @@ def heads_of_kind(heads: pd.DataFrame, kind: str) -> pd.DataFrame:
 
 
 def over_all_heads(summary: pd.DataFrame) -> pd.DataFrame:
-    """A summary's rows over all heads; the whole of one that does not tell kinds of layers apart."""
+    """A summary's rows over all heads; the whole of one without layer types."""
     if "layer_kind" not in summary.columns:
         return summary
     return summary[summary["layer_kind"] == EVERY_KIND].reset_index(drop=True)
@@ -96,7 +96,7 @@ def reach_of(kind: str) -> str:
 
 
 def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
-    """Of one entry's heads, the layers of another kind than most, each with what tells it apart: NoPE, full, …"""
+    """Of one entry's heads, the layers of another kind than most, each with what distinguishes it: NoPE, full, …"""
     layers = heads.drop_duplicates("layer")
     kinds: dict[int, str] = dict(zip(layers["layer"].tolist(), layers["layer_kind"].tolist(), strict=True))
     usual = max(dict.fromkeys(kinds.values()), key=list(kinds.values()).count, default="")

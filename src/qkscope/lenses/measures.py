@@ -98,7 +98,7 @@ def read_out(cov_xx: Array, cov_xt: Array) -> Array:
 
 
 def _inverted(cov_xx: Array, cov_xt: Array) -> Array:
-    """c' Σ⁻¹ c where no direction is faint, which a triangular inverse tells sooner than eigenvectors; NaN elsewhere.
+    """c' Σ⁻¹ c where no direction is faint, which a triangular inverse shows sooner than eigenvectors; NaN elsewhere.
 
     With Σ = L L', no eigenvalue is smaller than 1 over the sum of squares of L⁻¹, and none is larger than the trace.
     """

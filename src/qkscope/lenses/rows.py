@@ -415,7 +415,7 @@ def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataF
 def _without_error(rows: pd.DataFrame, name: str, of_head: NDArray[np.intp], of_window: NDArray[np.intp]) -> int:
     """How many heads (or layers) have no error in a column, at any place of some window.
 
-    Rows are told apart by their head, and by their head and window. Values of 0 may be 0 by construction, and single
+    Rows are identified by head, and by head and window. Values of 0 may be 0 by construction, and single
     buckets may be the same in all documents: that of BOS is.
     """
     size, error = rows[name].abs().to_numpy(), rows[error_name(name)].to_numpy()

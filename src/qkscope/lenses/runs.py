@@ -1,4 +1,4 @@
-"""Means over heads by run and step, and how far runs are apart at the steps that they share.
+"""Means over heads by run and step, and how much runs differ at the steps that they share.
 
 Heads of one index need not be the same heads in another run, so nothing is paired between runs: each run's heads are a
 distribution, and what is compared are its mean, its spread and the shares of categories.

@@ -32,7 +32,7 @@ class EntrySums:
 
     @property
     def file(self) -> PreRopeFile:
-        """Its moments file, opened anew: a header is as large as a layer, and nobody needs those of all entries."""
+        """Its moments file, opened again: a header is as large as a layer, and nobody needs those of all entries."""
         return PreRopeFile(self.path)
 
 

@@ -1,4 +1,4 @@
-"""A layer's sums as a lens gets them: the chosen query heads over one window, each beside the keys it reads.
+"""A layer's sums as a lens gets them: the chosen query heads over one window, each with the keys it reads.
 
 The same sums are available without one group of documents, for errors (`without`). Such replicates are exact at the
 common window and at the whole context, where groups have full squares. At other windows their covariances are estimated
@@ -326,7 +326,7 @@ class LayerSums:
     @property
     def _source(self) -> WindowSource:
         if self.source is None:
-            raise ValueError("these sums do not tell position buckets apart")
+            raise ValueError("these sums do not distinguish position buckets")
         return self.source
 
     def kept(self, most: int) -> KeptLayer | None:
@@ -400,7 +400,7 @@ def how_to_replicate(moments: Moments, layer: int, window: int | None = None, sk
     """Whether a layer's numbers over a window can have errors, and how."""
     sizes = moments.group_tokens(layer, window, skip)
     if sizes is None:
-        return Replication("none", "moments of schema 1 tell groups apart over the whole context only")
+        return Replication("none", "moments of schema 1 have document groups over the whole context only")
     filled = np.flatnonzero(sizes)
     width = moments.layers[layer].head_dim
     if len(filled) < FEWEST_GROUPS:

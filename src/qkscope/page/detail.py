@@ -169,7 +169,7 @@ class _Part:
         return column(self.rows, name)[at.rows]
 
     def _codes(self, pack: Pack, key: str, name: str, at: _PackedRows) -> Floats:
-        """Words as their places in a list, which is packed beside them; NaN where there are none."""
+        """Words as their places in a list, which is packed with them; NaN where there are none."""
         codes, words = pd.factorize(self.rows[name].iloc[at.rows])
         pack.add_text(f"{key}.{name}.words", json.dumps([_word(str(word)) for word in words]))
         return np.where(codes < 0, np.nan, codes.astype(np.float64))

@@ -25,7 +25,7 @@ from qkscope.results.schema import COMPONENTS_TABLE, QK
 CHOICES = ("own", "common")  # as the page calls each checkpoint's own context and the common window
 NOUN = "{noun}"  # in titles, what an entry is called
 ERROR = "_se"  # a column of this ending is the standard error of the column before it
-MOST_SERIES = 4  # lines or bars that can be told apart
+MOST_SERIES = 4  # lines or bars that can be distinguished
 ROOM = 12_000_000  # bytes before compression; a study that needs more keeps fewer checkpoints
 # How many columns a view of each kind has: at least, at most.
 COLUMNS = {"curve": (1, MOST_SERIES), "bars": (1, MOST_SERIES), "heatmap": (1, 1), "scatter": (2, 2)}

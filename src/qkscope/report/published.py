@@ -1,6 +1,6 @@
 """The six published figures, as the published documents describe them: all heads, native context length, one window.
 
-The main figures show the same measures with layer types apart and both context lengths; these stay comparable with the
+The main figures show the same measures by layer type and at both context lengths; these stay comparable with the
 publication.
 """
 

@@ -50,7 +50,7 @@ class Entries:
     span: str = ACROSS_CHECKPOINTS
     sampled_heads: bool = True  # whether the heads are a sample, and not all heads of the model
     same_documents: bool = False  # whether all entries saw the same documents, so that errors can be paired
-    axis: Axis = "entries"  # of figures: one entry beside the other, or by a number
+    axis: Axis = "entries"  # of figures: evenly spaced, or by a number
     axis_scale: Scale = "linear"
 
     @property
@@ -156,7 +156,7 @@ def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tupl
 
 
 def with_own_labels(checkpoints: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The checkpoints with a label that no other has: where labels repeat, the name stands beside them."""
+    """The checkpoints with a label that no other has: where labels repeat, the name is added."""
     times = Counter(c.label for c in checkpoints)
     alone = [c if times[c.label] == 1 else replace(c, label=f"{c.label} ({one_line(c.name)})") for c in checkpoints]
     again = Counter(c.label for c in alone)  # a name may look like another's label, or only differ in its blanks

@@ -216,7 +216,7 @@ def _known_table(
     names: Sequence[str],
     texts: Sequence[str],
 ) -> pd.DataFrame:
-    """A table with these columns; `key` are the columns that tell its rows apart, `models` those that name entries."""
+    """A table with these columns; `key` are the columns that identify a row, `models` those that name entries."""
     pieces = _parquet_pieces(path) if path.suffix == ".parquet" else _read_csv(path, texts)
     table = _whole(_known_pieces(path, pieces, needed, texts))
     _refuse_repeated(table, key, path)
@@ -425,7 +425,7 @@ def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
         strange = sorted(set(filled[column].unique()) - {*known, ""})
         if strange:
             said, expected = listed_names(strange), listed_names(sorted(known))
-            raise TableError(f"{path}: column {column!r} says {said}, expected {expected}")
+            raise TableError(f"{path}: column {column!r} has {said}, expected {expected}")
     return filled.astype({"window": float, **dict.fromkeys(_NUMBERS, float)})
 
 

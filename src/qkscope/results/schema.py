@@ -35,7 +35,7 @@ class TableKind:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that tell its rows apart."""
+        """The columns that identify a row."""
         who = ("model", "window", "layer", *(("head",) if self.per == "head" else ()))
         return who if self.across is None else (*who, self.across)
 

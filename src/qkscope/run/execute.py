@@ -177,7 +177,7 @@ class _Run:
             raise ModelError(f"no checkpoint could be measured; {names[0]!r}: {left_out[names[0]]}")
 
     def note_stopping(self) -> None:
-        """What is said at the first Ctrl-C."""
+        """The message at the first Ctrl-C."""
         self._events.noted(
             f"stopping when the shard in flight is finished ({self._kept()} so far); Ctrl-C again stops at once"
         )

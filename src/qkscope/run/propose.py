@@ -91,7 +91,7 @@ def _more(proposal: Proposal) -> list[str]:
     lines = ["# skip_positions: 1         # leave attention sinks out of the tables"]
     if "folder:" in proposal.checkpoints or "revisions:" in proposal.checkpoints:
         lines += [
-            "# axis: step                # figures by step, and not one checkpoint beside the other",
+            "# axis: step                # figures by step, and not evenly spaced checkpoints",
             "# axis_scale: log",
         ]
     return lines

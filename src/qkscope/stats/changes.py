@@ -57,7 +57,7 @@ class Change:
 
     @property
     def direction(self) -> int:
-        """1 for a significant rise, -1 for a significant fall, 0 for neither (`outcome` tells unknown from none)."""
+        """1 for a significant rise, -1 for a significant fall, 0 for neither (see `outcome` for unknown)."""
         return 0 if self.outcome is not Significance.CHANGED else 1 if self.difference > 0 else -1
 
 

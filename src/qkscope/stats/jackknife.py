@@ -1,7 +1,7 @@
 """Errors from leaving out one group of documents at a time.
 
 Documents are the replicates of a study: another sample of them would have given other numbers. A number is computed
-again without each group; how far these replicates lie apart, scaled up for the small part that each leaves out, is its
+again without each group; the spread of these replicates, scaled up for the small part that each leaves out, is its
 standard error. Groups need not be equally large (Busing, Meijer and van der Leeden, 1999). With few groups the error is
 itself uncertain, so intervals use Student's t.
 """

@@ -202,7 +202,7 @@ class Study(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        # Some file systems do not tell case apart, and names become file names.
+        # Some file systems ignore case, and names become file names.
         names = {checkpoint.name for checkpoint in self.checkpoints}
         for name, times in Counter(checkpoint.name.lower() for checkpoint in self.checkpoints).items():
             if times > 1:
@@ -242,14 +242,14 @@ class Study(_Strict):
             earlier = checkpoint
 
     def _check_labels(self) -> None:
-        """Axes and sentences call a checkpoint by its label: two of one label could not be told apart."""
+        """Axes and sentences call a checkpoint by its label: two of one label could not be distinguished."""
         labelled: dict[str, str] = {}
         for checkpoint in self.checkpoints:
             label = checkpoint.label or checkpoint.name
             if label in labelled:
                 raise ValueError(
                     f"checkpoints {labelled[label]!r} and {checkpoint.name!r} both have the label {label!r} (the name "
-                    "where none is set), so figures and sentences could not tell them apart; give each its own"
+                    "where none is set), so figures and sentences could not distinguish them; give each its own"
                 )
             labelled[label] = checkpoint.name
 

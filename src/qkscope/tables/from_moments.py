@@ -300,7 +300,7 @@ def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str,
 
 
 def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, aloud: bool) -> dict[str, Any]:
-    """What the entries are to each other, for the provenance; said aloud where no plan said it."""
+    """What the entries are to each other, for the provenance; noted where no plan noted it."""
     require_kind(stated, [(origin.name or "?", origin.architecture) for origin in origins])
     kind = stated or kind_of([origin.run for origin in origins])
     if aloud and len(origins) > 1:

@@ -1,4 +1,4 @@
-"""The parts of the tables, made in this process or by worker processes: beside a run, or several at once afterwards.
+"""The parts of the tables, made in this process or by worker processes: during a run, or several at once afterwards.
 
 Workers are processes because limits of threads hold for a whole process: eigenproblems take one core each, and the
 model's products all of them.
@@ -52,7 +52,7 @@ class TableParts:
         remove_parts(self._folder)
 
     def begin(self, name: str, moments: Path) -> None:
-        """Make a checkpoint's part in a worker beside the run, if the part is large enough to be worth one."""
+        """Make a checkpoint's part in a worker during the run, if the part is large enough to be worth one."""
         if self._beside is None and moments.stat().st_size >= MIN_BYTES_FOR_WORKER:
             self._beside = WorkerPool.available(1, niceness=NICENESS)
         if self._beside is not None:
@@ -61,7 +61,7 @@ class TableParts:
     def of(self, files: Mapping[str, Path]) -> list[TablePart]:
         """The parts of these checkpoints, in this order; those that are missing are made.
 
-        Parts that still wait for the worker beside the run are made by several workers, because all cores are free now.
+        Parts that still wait for that worker are made by several workers, because all cores are free now.
         """
         self._begun = {name: part for name, part in self._begun.items() if not part.cancel()}
         left = {name: path for name, path in files.items() if name not in self._begun}

@@ -29,7 +29,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Emphasis:
-    """Text that is set apart from its neighbours."""
+    """Text that stands out from its neighbors."""
 
     text: str
 

@@ -38,7 +38,7 @@ def number(value: float, extra: int = 0) -> str:
 
 
 def percent(share: float, extra: int = 0) -> str:
-    """A share as a whole percentage; what rounds away is said to be below 1% or above 99%."""
+    """A share as a whole percentage; what rounds away becomes below 1% or above 99%."""
     if math.isnan(share):
         return "undefined"
     unit = 10.0**-extra  # of a percent

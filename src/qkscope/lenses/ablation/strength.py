@@ -1,4 +1,4 @@
-"""Which measure of strength tells beforehand what an edit of a head costs: rank correlations, and how far they differ.
+"""Which measure predicts the cost of editing a head: rank correlations, and how much they differ.
 
 Heads of one layer are alike, so a bootstrap draws layers, not heads, and its standard deviation is the error. The same
 draws serve all measures: the difference between two correlations has an error of its own.

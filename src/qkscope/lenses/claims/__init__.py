@@ -9,6 +9,6 @@ from qkscope.lenses.base import Lens, Summary, later
 LENS = Lens(
     name="claims",
     title="The account, tested",
-    question="Does what is said of such figures hold here?",
+    question="Do the published claims hold here?",
     summaries=(Summary("claims", later("qkscope.lenses.claims.account:claims_at")),),
 )

@@ -1,4 +1,4 @@
-"""Predictions for the checkpoints of a results folder where they were not run, beside what was measured."""
+"""Predictions for the checkpoints of a results folder where they were not run, next to what was measured."""
 
 from __future__ import annotations
 

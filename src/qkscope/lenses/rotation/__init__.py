@@ -37,7 +37,7 @@ LENS = Lens(
             ),
             caption="Correlation of queries and keys with position along the common drift axis, what their drift "
             "adds to "
-            "scores over the window, and how far queries and keys lie apart.",
+            "scores over the window, and how far queries and keys are separated.",
         ),
     ),
     views=(

@@ -73,12 +73,12 @@ def _maps_in(at: WindowView, model: str) -> list[ScoreMap]:
 
 
 def several_rows(at: WindowView) -> bool:
-    """Whether queries of an entry are told apart by position: at a short common window it may have one bucket."""
+    """Whether queries of an entry are distinguished by position: at a short common window it may have one bucket."""
     return not at.common or any(_buckets(at, entry.name) > 1 for entry in named_entries(at.study))
 
 
 def _buckets(at: WindowView, model: str) -> int:
-    """How many position buckets an entry's queries have beside position 0."""
+    """How many position buckets an entry's queries have in addition to position 0."""
     rows = at.table(MAP_FILE)
     return int(rows.loc[(rows["model"] == model) & (rows["end"] > 1), "end"].nunique())
 

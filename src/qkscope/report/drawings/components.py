@@ -16,7 +16,7 @@ from qkscope.lenses.across_models import EVERY_MODEL, ROLES, at_component
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 
-COLUMNS = 4  # panels beside each other
+COLUMNS = 4  # panels next to each other
 MOST_PANELS = 16
 BAR = 0.38
 

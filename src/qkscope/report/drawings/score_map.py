@@ -16,7 +16,7 @@ from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 from qkscope.stats.significance import is_significant
 
-COLOURS = "PuOr_r"  # one hue for above the mean and one for below, told apart by any eye
+COLOURS = "PuOr_r"  # one hue for above the mean and one for below, distinguishable by any reader
 MOST_HEADS = 2  # of one checkpoint
 SINK_WIDTH = 0.05  # of the axis: position 0 is one token wide, and would not be seen
 

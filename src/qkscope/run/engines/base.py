@@ -126,7 +126,7 @@ class Schedule:
     """Tasks that wait, in plan order, and which checkpoints are being worked on.
 
     A free worker gets a task of the checkpoint that it has loaded, else of one that nobody works on, else of the one
-    with most tasks left. It is also told which checkpoint it will probably get next, a different one for each worker,
+    with most tasks left. It also learns which checkpoint it will probably get next, a different one for each worker,
     so that it can fetch the weights ahead.
     """
 
@@ -135,7 +135,7 @@ class Schedule:
         self._running: Counter[int] = Counter()
         self._lost: Counter[Task] = Counter()
         self._dropped: set[int] = set()
-        self._announced: dict[int, int] = {}  # by worker: the checkpoint that it was told to expect
+        self._announced: dict[int, int] = {}  # by worker: the checkpoint that it expects
 
     @property
     def waiting(self) -> int:

@@ -268,7 +268,7 @@ def _gpus_per_worker(ray: Any, asked: Placement) -> float:
 
 
 def _cpus_per_worker(ray: Any, gpus: float) -> float:
-    """One beside a GPU; without GPUs a whole node (the smallest there is), for each worker holds a model."""
+    """One per GPU; without GPUs a whole node (the smallest there is), for each worker holds a model."""
     nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     return 1.0 if gpus else max(1.0, min((cpus for cpus in nodes if cpus), default=1.0))
 
