@@ -154,9 +154,10 @@ def number_table(figure: Figure, tables: Results, words: int) -> list[AnyBlock]:
     own = tables.own
     columns = _columns(tables)
     rows: list[Sequence[str]] = []
-    for name in filter(own.has_measure, figure.reported):
-        measure = own.measures[name]
-        for kind in own.layer_types:
+    names = list(filter(own.has_measure, figure.reported))
+    for kind in own.layer_types:  # rows that do not fit are those of the later types
+        for name in names:
+            measure = own.measures[name]
             cells = [
                 value_with_error(at.panel_with(name), name, entry.name, measure.kind, part_of(kind))
                 if at.has_measure(name) else "–"

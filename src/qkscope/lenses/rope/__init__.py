@@ -22,7 +22,7 @@ LENS = Lens(
             caption="Measured r_q (blue) and r_k (red) of every head against the rotated-mean prediction: the r that "
             "follows from the head's average query and key (and their covariance) before rotation. Those averages are "
             "learned.",
-            measures=("r_q_excess", "r_q", "r_q_rope", "r_k_excess", "r_k", "r_k_rope"),
+            measures=("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess"),
             needs=(table.FILE,),
             number=6,
         ),
