@@ -218,6 +218,7 @@ def test_equal_weights_with_another_context_or_config_are_only_noted(world, chec
 def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkeypatch):
     """A training run's checkpoints differ in their weights alone, and a look at the layers takes most of a second."""
     from qkscope.capture import blueprint
+    from qkscope.run import models
 
     looked, plain = [], blueprint.blueprint
 
@@ -226,8 +227,9 @@ def test_checkpoints_of_one_config_are_looked_at_once(world, checkpoints, monkey
         return plain(config, **options)
 
     monkeypatch.setattr(blueprint, "blueprint", look)
+    monkeypatch.setattr(models, "_blueprints", {})  # whatever this process has planned before
 
-    def turning(theta=12345.0, **changes):  # as in no study that was planned before
+    def turning(theta=12345.0, **changes):
         return {"config": {"rope_theta": theta}, **changes}
 
     contexts = (turning(), turning(context=128), turning(context=32))

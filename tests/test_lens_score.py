@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.score import seen as seen_module
+from qkscope.lenses.score import visible_keys as seen_module
 from qkscope.lenses.score.lines import MOST_CELLS
 from qkscope.lenses.score.map_table import TABLE as MAP
 from qkscope.lenses.score.map_table import TO_CELLS, key_cells, score_map

@@ -132,7 +132,7 @@ def test_other_refusals(tmp_path):
     with pytest.raises(TableError, match=r"depth is '1\.5'"):
         load_results(tmp_path)
     small(tmp_path, rotary="spiral")
-    with pytest.raises(TableError, match="'rotary' says 'spiral'"):
+    with pytest.raises(TableError, match="'rotary' has 'spiral'"):
         load_results(tmp_path)
     small(tmp_path)
     folder_with(tmp_path, "{not json", "provenance.json")

@@ -133,7 +133,7 @@ CLAIMS = (
     ),
     Claim(
         "even_queries", "Position in queries does not depend on depth.",
-        "mean r_q of early and late layers differs by less than 0.1", ("depth",), even_depth,
+        "mean r_q of early and late layers is less than 0.1 apart", ("depth",), even_depth,
     ),
     Claim(
         "early_keys", EARLY, "mean r_k is larger in early than in late layers", ("depth",),
