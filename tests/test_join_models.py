@@ -153,7 +153,7 @@ def test_errors_over_documents_are_those_of_the_heads_that_are_compared():
     at = entry_worlds.tables_of("models").own
     heads = compared_heads(at, "gemma-x")
     of_full = Part(layer_kind="rotary, full")
-    for panel, column in ((at.panel, "r_q"), (at.panel_of("plasticity.csv"), "ap")):
+    for panel, column in ((at.panel, "r_q"), (at.panel, "ap")):
         assert heads.mean(panel, column, "gemma-x") == panel.mean(column, "gemma-x", of_full)
         error = heads.error(panel, column, "gemma-x")
         assert error == panel.error(column, "gemma-x", of_full) > 0

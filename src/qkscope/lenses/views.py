@@ -213,10 +213,6 @@ class WindowView:
     def _replicates_of_entry(self) -> dict[str, Rows]:
         return {} if self._window_replicates is None else rows_of_entries(self._window_replicates["model"])
 
-    def panel_of(self, _file: str) -> HeadPanel:
-        """The one panel."""
-        return self.panel
-
     @cached_property
     def measures(self) -> dict[str, Measure]:
         """Every measure that these heads may have, by name."""

@@ -65,11 +65,11 @@ CLAIMS = (
     Claim(
         "bias_of_dominated", BIAS,
         "the mean size of bias_effect (the bias over the window in standard deviations of a score) is larger in them",
-        ("taxonomy", "drift"), dominated_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+        ("taxonomy", "drift"), dominated_more(fixed("bias_effect_abs")), (ROTATED,),
     ),
     Claim(
         "position_of_dominated", BIAS, "position is a larger share of the variance of their scores",
-        ("taxonomy", "score_components"), dominated_more(SCORE, position_share), (SCORE,),
+        ("taxonomy", "score_components"), dominated_more(position_share), (SCORE,),
     ),
     Claim(
         "by_interaction", "They do so through α·β, the product of both drifts.",
@@ -84,10 +84,10 @@ CLAIMS = (
     ),
     Claim(
         "queries_stronger", PARTING, "mean r_q rises", ("position_signal",),
-        goes(None, fixed("r_q"), 1), about="training",
+        goes(fixed("r_q"), 1), about="training",
     ),
     Claim(
-        "keys_weaker", PARTING, "mean r_k falls", ("position_signal",), goes(None, fixed("r_k"), -1), about="training",
+        "keys_weaker", PARTING, "mean r_k falls", ("position_signal",), goes(fixed("r_k"), -1), about="training",
     ),
     Claim(
         "coupling_weaker", "A fall of mean r_k means that keys follow position less.", "mean |r_k| falls with it",
@@ -112,7 +112,7 @@ CLAIMS = (
     Claim(
         "consolidation", "Long-context training makes heads position-dominated.",
         "the share of position-dominated heads rises", ("taxonomy",),
-        goes(None, fixed(POSITION_DOMINATED), 1), about="training",
+        goes(fixed(POSITION_DOMINATED), 1), about="training",
     ),
     Claim(
         "queries_first", "Queries follow position first, keys later.",
@@ -129,7 +129,7 @@ CLAIMS = (
     ),
     Claim(
         "early_queries", EARLY, "mean r_q is larger in early than in late layers", ("depth",),
-        early_more(None, fixed("r_q")),
+        early_more(fixed("r_q")),
     ),
     Claim(
         "even_queries", "Position in queries does not depend on depth.",
@@ -137,36 +137,36 @@ CLAIMS = (
     ),
     Claim(
         "early_keys", EARLY, "mean r_k is larger in early than in late layers", ("depth",),
-        early_more(None, fixed("r_k")),
+        early_more(fixed("r_k")),
     ),
     Claim(
         "early_keys_size", EARLY, "mean |r_k| is larger in early than in late layers", ("depth",),
-        early_more(None, fixed("r_k_abs")),
+        early_more(fixed("r_k_abs")),
     ),
     Claim(
         "early_drift", EARLY, "mean |r| of keys along a is larger in early than in late layers",
-        ("drift",), early_more(ROTATED, fixed("r_k_a_abs")), (ROTATED,),
+        ("drift",), early_more(fixed("r_k_a_abs")), (ROTATED,),
     ),
     Claim(
         "early_bias", EARLY, "the mean size of bias_effect is larger in early than in late layers",
-        ("drift",), early_more(ROTATED, fixed("bias_effect_abs")), (ROTATED,),
+        ("drift",), early_more(fixed("bias_effect_abs")), (ROTATED,),
     ),
     Claim(
         "early_scores", EARLY, "position is a larger share of the variance of scores in early than in late layers",
-        ("score_depth",), early_more(SCORE, position_share), (SCORE,),
+        ("score_depth",), early_more(position_share), (SCORE,),
     ),
     Claim(
         "early_excess_q", EARLY, "r_q exceeds the rotated-mean prediction by more in early than in late layers",
-        ("rotated_mean",), early_more(ROPE, fixed("r_q_excess")), (ROPE,),
+        ("rotated_mean",), early_more(fixed("r_q_excess")), (ROPE,),
     ),
     Claim(
         "early_excess_k", EARLY, "r_k exceeds the rotated-mean prediction by more in early than in late layers",
-        ("rotated_mean",), early_more(ROPE, fixed("r_k_excess")), (ROPE,),
+        ("rotated_mean",), early_more(fixed("r_k_excess")), (ROPE,),
     ),
     Claim(
         "late_content", CONTENT, "the share of the variance of keys that is linear in position is smaller in late "
         "than in early layers",
-        ("depth", "measures"), early_more(MEASURES, fixed("share_k")), (MEASURES,),
+        ("depth", "measures"), early_more(fixed("share_k")), (MEASURES,),
     ),
     Claim(
         "deep_fall", "The fall of r_k in long-context training is largest in deep layers.",

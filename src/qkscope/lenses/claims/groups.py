@@ -16,7 +16,6 @@ from qkscope.lenses.depth_axis import EARLY, LATE
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
 from qkscope.lenses.pca import Array
-from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.table import ADVANTAGE, shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.views import WindowView
@@ -33,11 +32,6 @@ SIDES = ((DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
 HALF = 0.5
 MARGIN = 0.1  # means of r nearer than this count as one value
 CLEAR = 0.3  # |r_k| of keys that clearly run with or against their queries
-
-
-def panel_of(at: WindowView, file: str | None) -> HeadPanel:
-    """The heads of a lens's table, or those of `qk.csv`."""
-    return at.panel if file is None else at.panel_of(file)
 
 
 def with_value(panel: HeadPanel, quantity: str, model: str, part: Part) -> int:
@@ -59,11 +53,11 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
 # --- position-dominated heads -----------------------------------------------------------------------
 
 
-def dominated_more(file: str, quantity: Callable[[WindowView], str]) -> Test:
+def dominated_more(quantity: Callable[[WindowView], str]) -> Test:
     """Whether a mean is larger in position-dominated heads than in the others of the same layer type."""
 
     def test(at: WindowView, entry: Entry) -> Evidence:
-        panel, name, of = at.panel_of(file), quantity(at), population(at, entry.name)
+        panel, name, of = at.panel, quantity(at), population(at, entry.name)
         sides = [(within(part, of.layer_kind), name) for part, name in SIDES]
         return more_in(panel, name, entry.name, *sides)
 
@@ -72,7 +66,7 @@ def dominated_more(file: str, quantity: Callable[[WindowView], str]) -> Test:
 
 def by_interaction(at: WindowView, entry: Entry) -> Evidence:
     """Whether the product of both drifts makes more of the bias than the mean query does."""
-    panel, name = at.panel_of(ROTATED), "interaction_share"
+    panel, name = at.panel, "interaction_share"
     part = within(DOMINATED, population(at, entry.name).layer_kind)
     count = with_value(panel, name, entry.name, part)
     if count < FEWEST_HEADS:
@@ -152,11 +146,11 @@ def ends_of_depth(at: WindowView, panel: HeadPanel, model: str) -> tuple[Part, P
     return None
 
 
-def early_more(file: str | None, quantity: Callable[[WindowView], str]) -> Test:
+def early_more(quantity: Callable[[WindowView], str]) -> Test:
     """Whether a mean is larger in the first than in the last three tenths of depth."""
 
     def test(at: WindowView, entry: Entry) -> Evidence:
-        panel = panel_of(at, file)
+        panel = at.panel
         ends = ends_of_depth(at, panel, entry.name)
         if ends is None:
             return unasked("no kind of layer is in both the first and the last three tenths of depth")
@@ -169,7 +163,7 @@ def early_more(file: str | None, quantity: Callable[[WindowView], str]) -> Test:
 
 def even_depth(at: WindowView, entry: Entry) -> Evidence:
     """Whether mean r_q of early and late layers is the same within a margin."""
-    evidence = early_more(None, fixed("r_q"))(at, entry)
+    evidence = early_more(fixed("r_q"))(at, entry)
     if evidence.why:
         return evidence
     return replace(evidence, value=MARGIN - abs(evidence.value))

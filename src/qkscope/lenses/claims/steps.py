@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.claims.base import Evidence, unasked
-from qkscope.lenses.claims.groups import Test, ends_of_depth, panel_of
+from qkscope.lenses.claims.groups import Test, ends_of_depth
 from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.pca import Array
@@ -56,14 +56,14 @@ def difference(panel: HeadPanel, quantity: str, ends: tuple[Entry, Entry], way: 
     return Evidence(way * change.difference, change.over_documents, change.over_heads, words, named(part))
 
 
-def goes(file: str | None, quantity: Quantity, way: int) -> Test:
+def goes(quantity: Quantity, way: int) -> Test:
     """Whether longer contexts move a mean up (`way` 1) or down (−1)."""
 
     def test(at: WindowView, _: Entry) -> Evidence:
         ends = longer_contexts(at)
         if ends is None:
             return why_no_longer_context(at)
-        return difference(panel_of(at, file), quantity(at), ends, way, population(at, *(e.name for e in ends)))
+        return difference(at.panel, quantity(at), ends, way, population(at, *(e.name for e in ends)))
 
     return test
 
@@ -115,7 +115,7 @@ def after_the_fall(file: str | None, quantity: Quantity, way: int) -> Test:
             return ends
         if not comparable(at, file, ends):
             return unasked("the position buckets of the two checkpoints differ in width")
-        return difference(panel_of(at, file), quantity(at), ends, way, population(at, *(e.name for e in ends)))
+        return difference(at.panel, quantity(at), ends, way, population(at, *(e.name for e in ends)))
 
     return test
 
@@ -280,7 +280,7 @@ def _made(course: Array) -> float:
 
 def mostly_rope(at: WindowView, entry: Entry) -> Evidence:
     """Whether the rotated-mean prediction gives more than half of mean r_q, in heads that rotate."""
-    table, panel = at.of_entry(entry.name, ROPE), at.panel_of(ROPE)
+    table, panel = at.of_entry(entry.name, ROPE), at.panel
     if not table[table["rotary"] == "rotary"]["r_q_rope"].notna().any():
         return unasked("no head that rotates has a prediction")
     part, names = population(at, entry.name), ("r_q_rope", "r_q_excess")
