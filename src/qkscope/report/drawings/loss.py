@@ -16,6 +16,7 @@ from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 
 NAMED = 3  # heads whose edit costs most
+LINE = 0.045  # of the height of the axes, for a line of text
 AGAINST = "r_q"
 
 
@@ -54,8 +55,12 @@ def _draw_heads(axes: Axes, heads: pd.DataFrame, loss: str) -> None:
             ecolor=style.INK, markersize=4, elinewidth=0.7, alpha=0.8, label=f"{style.plain(kind) or 'all'} heads",
             gid=kind,
         )  # fmt: skip
+    low, high = axes.get_ylim()
+    room = LINE * (high - low)
+    place = high
     for head in heads.nlargest(NAMED, loss).to_dict("records"):
+        place = min(place - room, float(head[loss]))  # below the label before it, where heads cost nearly the same
         axes.annotate(
-            f"L{head['layer']:.0f} H{head['head']:.0f}", (abs(head[AGAINST]), head[loss]), (5, 2),
-            textcoords="offset points", fontsize=7.5, gid="named",
+            f"L{head['layer']:.0f} H{head['head']:.0f}", (abs(head[AGAINST]), place), (6, 0),
+            textcoords="offset points", va="center", fontsize=7.5, gid="named",
         )  # fmt: skip
