@@ -29,11 +29,18 @@ DASHED = (0, (4, 2))
 SHORT_LEGEND = 26  # characters of labels that have room above a panel, next to its title
 
 
-def canvas(tables: Results, width: float, height: float, title: str, *, span: bool = True) -> Figure:
-    """An empty figure with its title and, below it, the windows over which the checkpoints were measured."""
+def canvas(
+    tables: Results, width: float, height: float, title: str, *, span: bool = True, equal: bool = False
+) -> Figure:
+    """An empty figure with its title and, below it, the windows over which the checkpoints were measured.
+
+    span: the title ends with what the checkpoints span, and the note explains the hollow markers of the common
+    window; equal: the figure shows the common window alone.
+    """
     own, common = tables.own, tables.common
-    note = style.window_note([own.window_of(name) for name in own.names], False, own.study.noun)
-    if common is not None:
+    at = common if equal and common is not None else own
+    note = style.window_note([at.window_of(name) for name in at.names], at is common, own.study.noun)
+    if common is not None and span:
         windows = sorted({int(common.window_of(name)) for name in common.names})
         length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"
         note += f" (hollow: first {length} tokens)" if note else ""

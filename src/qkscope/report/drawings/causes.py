@@ -58,9 +58,8 @@ def draw_causes(tables: Results) -> Figure:
     heads_of = "" if set(table["heads_of"]) == {EVERY} else " (Rotary Heads)"
     shown = drawn_steps(steps)
     width = min(12.5, 3.6 + 0.95 * len(shown) + (2.6 if whole is not None else 0.0))
-    figure = layout.canvas(
-        tables, max(width, 6.6), 6.4, f"Causes of Change at Equal Context Length{heads_of}", span=False
-    )
+    title = f"Causes of Change at Equal Context Length{heads_of}"
+    figure = layout.canvas(tables, max(width, 6.6), 6.4, title, span=False, equal=True)
     ratios = [max(len(shown), 2.5), 3.0] if whole is not None else [1.0]
     panels = figure.subplots(2, len(ratios), width_ratios=ratios, squeeze=False, sharey="row")
     causes: set[str] = set()
