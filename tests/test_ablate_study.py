@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import cut_documents, small_world
 from families import tiny
-from qkscope.ablate.choice import HeadChoice, matched_controls, resolve_heads, units_of
+from qkscope.ablate.choice import NEAREST, HeadChoice, dose_matched_controls, matched_controls, resolve_heads, units_of
 from qkscope.ablate.measure import loss_outcomes, needle_outcome, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
-from qkscope.ablate.tables import ablation_table, course_table, groups_table
+from qkscope.ablate.tables import ablation_table, course_table, groups_table, unit_doses
 from qkscope.ablate.work import UNITS, AblationSettings, CheckpointAblation
 from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
@@ -95,6 +95,43 @@ def test_controls_differ_between_draws_and_repeat_with_their_seed():
     ]  # fmt: skip
 
 
+@given(
+    st.lists(st.floats(0, 10), min_size=24, max_size=24), st.sets(st.sampled_from(everyone), min_size=1, max_size=10)
+)
+def test_dose_matched_controls_are_others_each_near_a_chosen_head(doses, chosen):
+    """With one chosen head, the control is one of the nearest, by brute force; with several, all are other heads."""
+    of = dict(zip(everyone, doses, strict=True))
+    for group in dose_matched_controls(sorted(chosen), of, 3, seed=0):
+        assert len(set(group)) == len(chosen)
+        assert not set(group) & chosen
+    (one, *_) = chosen
+    nearest = sorted(abs(of[head] - of[one]) for head in everyone if head != one)[:NEAREST]
+    for (drawn,) in dose_matched_controls([one], of, 8, seed=1):
+        assert abs(of[drawn] - of[one]) <= nearest[-1]
+
+
+def test_strong_heads_are_compared_with_the_next_strongest():
+    """By hand: the two strongest of eight. Matched by layer, controls have a third of their dose; by dose, far more."""
+    of = {(0, 0): 10.0, (0, 1): 1.0, (0, 2): 1.0, (1, 0): 9.0, (1, 1): 1.0, (1, 2): 1.0, (2, 0): 8.0, (2, 1): 8.0,
+          (2, 2): 7.0, (2, 3): 7.0, (2, 4): 7.5, (3, 0): 0.5}  # fmt: skip
+    for group in dose_matched_controls([(0, 0), (1, 0)], of, 5, seed=3):
+        assert {layer for layer, _ in group} == {2}
+    choice = HeadChoice(("L0H0", "L1H0"), together=True, controls=2, match_dose=True)
+    heads = pd.DataFrame(list(of), columns=["layer", "head"])
+    units = units_of(choice, heads, of)
+    assert units[0].name == "L0H0 L1H0, dose-matched"
+    doses = unit_doses(units, of)
+    assert doses[units[0].name] == 19.0
+    assert all(14.0 <= doses[unit.name] <= 16.0 for unit in units[1:])
+
+
+def test_heads_without_a_dose_or_without_others_are_not_matched():
+    with pytest.raises(InputError, match="the dose of L1H0 is not known"):
+        dose_matched_controls([(0, 0), (1, 0)], {(0, 0): 1.0, (0, 1): 1.0}, 2, 0)
+    with pytest.raises(InputError, match="only 1 others"):
+        dose_matched_controls([(0, 0), (1, 0)], {(0, 0): 1.0, (1, 0): 1.0, (2, 0): 1.0}, 2, 0)
+
+
 # --- outcomes ---------------------------------------------------------------------------------------
 
 
@@ -158,7 +195,7 @@ def group_of_heads(chosen, *controls, name="top"):
 
 def test_chosen_heads_are_compared_with_their_controls_over_documents_and_draws():
     # Over the mean control (2, 3, 4, 5): 3, 4, 1, 4, mean 3, variance 2. Draws have means 2.5 and 4.5, variance 2.
-    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
+    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6]), {}).to_dict("records")
     assert (found["chosen"], found["controls"], found["excess"]) == (6.5, 3.5, 3.0)
     assert (found["documents"], found["draws"], found["exceeds"]) == (4, 2, 2)
     documents, draws = 2 / 4, 2 / 2
@@ -170,21 +207,21 @@ def test_chosen_heads_are_compared_with_their_controls_over_documents_and_draws(
 
 def test_the_interval_reaches_as_far_as_the_one_rule_of_significance(monkeypatch):
     monkeypatch.setattr(significance, "critical_value", lambda freedom: 10.0)
-    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6])).to_dict("records")
+    (found,) = groups_table(group_of_heads([5.0, 7, 5, 9], [1.0, 2, 3, 4], [3.0, 4, 5, 6]), {}).to_dict("records")
     assert found["high"] - found["excess"] == pytest.approx(10 * found["excess_se"])
 
 
 def test_a_comparison_with_one_draw_or_few_documents_has_no_interval():
     for few in (group_of_heads([1.0, 2, 3, 4], [0.0, 1, 0, 1]), group_of_heads([1.0, 2], [0.0, 1], [1.0, 0])):
-        (found,) = groups_table(few).to_dict("records")
+        (found,) = groups_table(few, {}).to_dict("records")
         assert np.isfinite(found["excess"])
         assert np.isnan([found["excess_se"], found["low"], found["high"]]).all()
-    assert groups_table(rows([1.0, 2])).empty
+    assert groups_table(rows([1.0, 2]), {}).empty
 
 
 def test_groups_of_one_folder_are_compared_each_with_its_own_controls():
     both = pd.concat([group_of_heads([1.0] * 4, [0.0] * 4), group_of_heads([9.0] * 4, [7.0] * 4, name="other")])
-    assert dict(groups_table(both)[["group", "excess"]].to_numpy().tolist()) == {"top": 1.0, "other": 2.0}
+    assert dict(groups_table(both, {})[["group", "excess"]].to_numpy().tolist()) == {"top": 1.0, "other": 2.0}
 
 
 @pytest.mark.slow
@@ -194,7 +231,7 @@ def test_the_interval_covers_in_simulation():
     for _ in range(400):
         deltas = rng.normal(size=(5, 8)) + rng.normal(size=8)  # documents are hard for all alike
         deltas[1:] += rng.normal(size=(4, 1))  # random heads differ
-        (found,) = groups_table(group_of_heads(*deltas)).to_dict("records")
+        (found,) = groups_table(group_of_heads(*deltas), {}).to_dict("records")
         held += found["low"] <= 0.0 <= found["high"]
     assert held / 400 >= 0.93
 
@@ -344,6 +381,11 @@ def test_ablations_of_one_folder_stand_beside_each_other(study):
     groups = pd.read_csv(out / "ablation_groups.csv")
     chosen = both[(both["role"] == "chosen") & (both["outcome"] == "all")]["delta"].item()
     assert groups.set_index("outcome").loc["all", "chosen"] == pytest.approx(chosen)
+    spreads = pd.read_csv(out / "ablation_heads.csv")["kernel_spread"]
+    assert groups["chosen_dose"].to_numpy() == pytest.approx(spreads.sum())
+    assert (groups["controls_dose"] > 0).all()
+    ablate_study(path, out, replace(SETTINGS, edits=("zero",), heads=replace(TOGETHER, match_dose=True)))
+    assert set(pd.read_csv(out / "ablation_groups.csv")["group"]) == {"L0H0 L2H3", "L0H0 L2H3, dose-matched"}
     assert (out / "ablation_heads.csv").exists()
     ablate_study(path, out, replace(SETTINGS, edits=("zero",), heads=TOGETHER), options=ALONE)
     assert set(pd.read_csv(out / "ablation.csv")["role"]) == {"chosen", "control"}

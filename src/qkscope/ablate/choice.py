@@ -1,14 +1,15 @@
 """Which heads are edited together, and which others show what any heads would have done.
 
 A unit is one head, or a group of heads that are edited at the same time. Controls are groups of other heads, drawn at
-random with as many in each layer as the chosen ones, so that "these heads matter more" is a comparison.
+random, so that "these heads matter more" is a comparison: with as many heads in each layer as the chosen ones, or with
+the same dose, which is how much the edit `kernel` removes.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
@@ -22,6 +23,7 @@ Head = tuple[int, int]  # layer, query head
 NAME = re.compile(r"L(\d{1,5})H(\d{1,5})")
 ALL = "all"
 MOST_NAMED = 4  # heads that a label lists
+NEAREST = 4  # heads of about a chosen head's dose, of which a control is drawn: fewer and all draws are alike
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class HeadChoice:
     by: str = "r_q"  # a column of heads.csv
     together: bool = False  # edit them as one group, against controls
     controls: int = 4  # groups drawn at random
+    match_dose: bool = False  # controls have the chosen heads' dose; otherwise as many heads in each layer
     seed: int = 0
 
     @property
@@ -50,7 +53,8 @@ class HeadChoice:
         """The choice in words, short enough for a table."""
         top = "" if self.top is None else f"top {self.top} by {self.by}"
         names = " ".join(self.names) if len(self.names) <= MOST_NAMED else f"{len(self.names)} heads"
-        return " of ".join(part for part in (top, names) if part) or ALL
+        label = " of ".join(part for part in (top, names) if part) or ALL
+        return f"{label}, dose-matched" if self.match_dose else label
 
 
 def head_name(head: Head) -> str:
@@ -58,12 +62,15 @@ def head_name(head: Head) -> str:
     return f"L{head[0]}H{head[1]}"
 
 
-def units_of(choice: HeadChoice, heads: pd.DataFrame) -> list[Unit]:
-    """The units of one checkpoint, from its rows of heads.csv."""
+def units_of(choice: HeadChoice, heads: pd.DataFrame, doses: Mapping[Head, float] | None = None) -> list[Unit]:
+    """The units of one checkpoint, from its rows of heads.csv; `doses` are of all heads that can be matched by them."""
     chosen = resolve_heads(choice, heads)
     if not choice.together:
         return [Unit(head_name(head), "head", (head,)) for head in chosen]
-    drawn = matched_controls(chosen, _listed(heads), choice.controls, choice.seed)
+    if choice.match_dose:
+        drawn = dose_matched_controls(chosen, doses or {}, choice.controls, choice.seed)
+    else:
+        drawn = matched_controls(chosen, _listed(heads), choice.controls, choice.seed)
     label = choice.label
     controls = [Unit(f"{label}: control {number}", "control", of, label) for number, of in enumerate(drawn, start=1)]
     return [Unit(label, "chosen", tuple(chosen), label), *controls]
@@ -129,5 +136,37 @@ def matched_controls(chosen: Sequence[Head], everyone: Sequence[Head], draws: in
                 there = [head for head in pool if head[0] == layer]
                 order += [there[i] for i in rng.permutation(len(there))]
             group += order[:count]
+        groups.append(tuple(sorted(group)))
+    return groups
+
+
+def dose_matched_controls(
+    chosen: Sequence[Head], doses: Mapping[Head, float], draws: int, seed: int
+) -> list[tuple[Head, ...]]:
+    """Groups of other heads of any layer, one for each chosen head: drawn from the NEAREST in dose that are left.
+
+    Heads with large doses have few others like them, so they are matched first. How well a group is matched is in the
+    tables (`chosen_dose`, `controls_dose`).
+    """
+    without = [head for head in chosen if head not in doses]
+    others = sorted(set(doses) - set(chosen))
+    if without:
+        raise InputError(
+            f"the dose of {head_name(without[0])} is not known, because there are no sums from before its rotation; "
+            "choose other heads, or leave out --match-dose"
+        )
+    if len(others) < len(chosen):
+        raise InputError(
+            f"{len(chosen)} heads cannot be compared with as many others: only {len(others)} others have a known dose; "
+            "choose fewer, or leave out --match-dose"
+        )
+    groups = []
+    for draw in range(draws):
+        rng = np.random.default_rng([seed, draw])
+        left, group = list(others), []
+        for head in sorted(chosen, key=lambda each: (-doses[each], each)):
+            near = sorted(left, key=lambda each: (abs(doses[each] - doses[head]), each))[:NEAREST]
+            group.append(near[int(rng.integers(len(near)))])
+            left.remove(group[-1])
         groups.append(tuple(sorted(group)))
     return groups

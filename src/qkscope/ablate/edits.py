@@ -7,7 +7,7 @@ edit takes away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from qkscope.errors import InputError
 from qkscope.layers import Rotation
-from qkscope.lenses.sums import LayerSums
+from qkscope.lenses.sums import LayerSums, layer_sums
+from qkscope.moments.moments import Moments
 from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
@@ -95,6 +96,24 @@ def head_kernels(sums: LayerSums, tokens: int) -> list[Array]:
     RoPE makes it a function of the distance alone.
     """
     return [np.asarray(query @ key[0]) for query, key in zip(*rotated_means(sums, tokens), strict=True)]
+
+
+def kernel_spreads(moments: Moments, heads: Sequence[tuple[int, int]], tokens: int) -> dict[tuple[int, int], float]:
+    """By (layer, head): the standard deviation of the scaled kernel over the distances of a document.
+
+    That is what the edit `kernel` takes away: its dose. Heads without sums from before rotation are left out.
+    """
+    spreads: dict[tuple[int, int], float] = {}
+    for layer in sorted({layer for layer, _ in heads}):
+        sums = layer_sums(moments, layer, [head for of, head in heads if of == layer])
+        try:
+            kernels = head_kernels(sums, tokens)
+        except InputError:
+            continue
+        if sums.facts.score_scale is not None:
+            for head, kernel in zip(sums.heads, kernels, strict=True):
+                spreads[layer, head] = float(sums.facts.score_scale * kernel.std())
+    return spreads
 
 
 # -- the edits: (sums of a layer, tokens, seed) -> one edit for each of sums.heads -----------------------------

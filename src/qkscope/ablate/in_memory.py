@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from qkscope.ablate.choice import units_of
+from qkscope.ablate.edits import kernel_spreads
 from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.passes import EditableModel
-from qkscope.ablate.tables import ablation_table, groups_table, outcome_records
+from qkscope.ablate.tables import ablation_table, groups_table, outcome_records, unit_doses
 from qkscope.ablate.work import AblationSettings
 from qkscope.documents.tokens import group_of
 from qkscope.moments.moments import Moments
@@ -42,7 +43,10 @@ def ablate_windows(
 
     `progress` gets how many passes over a window under an edit are done, and of how many.
     """
-    units = units_of(settings.heads, heads)
+    everyone = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
+    together = settings.heads.together
+    spreads = kernel_spreads(moments, everyone, moments.layout.context) if together else {}
+    units = units_of(settings.heads, heads, spreads)
     source = EditSource(moments, moments.layout.context, settings.seed)
     records: list[dict[str, Any]] = []
     with EditableModel(model) as editable:
@@ -56,4 +60,5 @@ def ablate_windows(
                 if progress is not None:
                     progress(document * len(settings.edits) + number, len(windows) * len(settings.edits))
     documents = pd.DataFrame(records)
-    return AblationTables(ablation_table(documents), groups_table(documents), documents)
+    doses = {(MODEL, name): dose for name, dose in unit_doses(units, spreads).items()}
+    return AblationTables(ablation_table(documents), groups_table(documents, doses), documents)

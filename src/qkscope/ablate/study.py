@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
+from qkscope.ablate.edits import kernel_spreads
 from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.tables import (
     OWN,
@@ -24,9 +25,16 @@ from qkscope.ablate.tables import (
     groups_table,
     heads_table,
     join_ablations,
-    kernel_spreads,
+    unit_doses,
 )
-from qkscope.ablate.work import AblationSettings, AblationShard, CheckpointAblation, known_heads, plan_ablation
+from qkscope.ablate.work import (
+    AblationSettings,
+    AblationShard,
+    CheckpointAblation,
+    heads_of,
+    known_heads,
+    plan_ablation,
+)
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
@@ -283,9 +291,12 @@ def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     rows = [document_rows(request.ablations, folder) for request in requests]
     contexts = {each.checkpoint.name: each.context for each in plan.checkpoints}
     table = join_ablations([ablation_table(each) for each in rows], list(contexts))
-    groups = join_ablations([groups_table(each).assign(windows=OWN) for each in rows], list(contexts), GROUPS_KEY)
+    spreads, doses = _spreads(requests, folder)
+    groups = join_ablations(
+        [groups_table(each, doses).assign(windows=OWN) for each in rows], list(contexts), GROUPS_KEY
+    )
     course = join_ablations([course_table(each) for each in rows], list(contexts), COURSE_KEY)
-    heads = heads_table(table, contexts, _spreads(requests, folder))
+    heads = heads_table(table, contexts, spreads)
     write_csv(table, results_file(folder, ABLATION_CSV))
     for file, made in ((GROUPS_FILE, groups), (COURSE_FILE, course), (f"{HEADS}.csv", heads)):
         if made.empty:
@@ -302,13 +313,18 @@ def _forget_others(ablations: Sequence[CheckpointAblation], plan: Plan, folder: 
         remove_other_ablations(folder, name, keys)
 
 
-def _spreads(requests: Sequence[Request], folder: Path) -> dict[tuple[str, int, int], float]:
+def _spreads(
+    requests: Sequence[Request], folder: Path
+) -> tuple[dict[tuple[str, int, int], float], dict[tuple[str, str], float]]:
+    """How much the edit `kernel` removes: by (model, layer, head) and by (model, group of heads)."""
     spreads: dict[tuple[str, int, int], float] = {}
-    for ablation in (each for request in requests for each in request.ablations):
-        heads = [unit.heads[0] for unit in ablation.units if unit.role == "head"]
-        if heads:
-            spreads |= kernel_spreads(folder, ablation, heads)
-    return spreads
+    doses: dict[tuple[str, str], float] = {}
+    for each in (ablation for request in requests for ablation in request.ablations):
+        moments = Moments.load(moments_path(folder, each.name))
+        here = kernel_spreads(moments, heads_of(each.units), each.tokens)
+        spreads |= {(each.name, *head): spread for head, spread in here.items()}
+        doses |= {(each.name, unit): dose for unit, dose in unit_doses(each.units, here).items()}
+    return spreads, doses
 
 
 def _record(requests: Sequence[Request]) -> dict[str, Any]:

@@ -14,14 +14,9 @@ import numpy as np
 import pandas as pd
 
 from qkscope.ablate.choice import Head, Unit
-from qkscope.ablate.edits import head_kernels
 from qkscope.ablate.measure import OutcomeRows
 from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation
-from qkscope.errors import InputError
 from qkscope.lenses.ablation.table import EDITS, SPREAD
-from qkscope.lenses.sums import layer_sums
-from qkscope.moments.moments import Moments
-from qkscope.results.folder import moments_path
 from qkscope.stats import significance
 from qkscope.stats.significance import Error, is_significant
 
@@ -100,8 +95,10 @@ def _in_order(table: pd.DataFrame, checkpoints: Sequence[str]) -> pd.DataFrame:
 # -- chosen heads against random ones ------------------------------------------------------------------------
 
 
-def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
+def groups_table(rows: pd.DataFrame, doses: Mapping[tuple[str, str], float]) -> pd.DataFrame:
     """`ablation_groups.csv`: how much more the chosen heads matter than matched random ones.
+
+    `doses` are `unit_doses`, by (model, unit).
 
     A row per checkpoint, edit, group and outcome. Two things are samples here. Documents: the difference from the mean
     control is taken document by document. Draws: other random heads would have given another mean control. The variance
@@ -115,7 +112,9 @@ def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
         controls = part[part["role"] == "control"].pivot_table("delta", "document", "unit", sort=False)
         if not chosen.empty and not controls.empty:
             about = dict(zip(key, values, strict=True))
-            excesses.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls)})
+            of = [doses.get((about["model"], unit), np.nan) for unit in (about["group"], *controls.columns)]
+            dose = {"chosen_dose": of[0], "controls_dose": float(np.mean(of[1:]))}
+            excesses.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls), **dose})
     return pd.DataFrame(excesses)
 
 
@@ -141,6 +140,13 @@ def _excess(chosen: pd.Series[float], controls: pd.DataFrame) -> dict[str, float
         "low": mean - reach,
         "high": mean + reach,
         "exceeds": int((draws < own).sum()),
+    }
+
+
+def unit_doses(units: Sequence[Unit], spreads: Mapping[Head, float]) -> dict[str, float]:
+    """By the name of each group of heads: the sum of their kernel spreads; NaN where one is not known."""
+    return {
+        unit.name: float(sum(spreads.get(head, np.nan) for head in unit.heads)) for unit in units if unit.role != "head"
     }
 
 
@@ -178,7 +184,7 @@ def heads_table(
 ) -> pd.DataFrame:
     """`ablation_heads.csv` from `ablation.csv`: a row per head that was edited alone, two columns per edit.
 
-    `contexts` are the checkpoints' in study order; `spreads` are `kernel_spreads`.
+    `contexts` are the checkpoints' in study order; `spreads` are by (model, layer, head).
     """
     alone = table[(table["role"] == "head") & (table["outcome"] == "all")]
     if alone.empty:
@@ -192,25 +198,3 @@ def heads_table(
     who = zip(by_head["model"], by_head["layer"], by_head["head"], strict=True)
     by_head[SPREAD] = [spreads.get((str(model), int(layer), int(head)), np.nan) for model, layer, head in who]
     return _in_order(by_head, list(contexts))
-
-
-def kernel_spreads(
-    folder: Path, ablation: CheckpointAblation, heads: Sequence[Head]
-) -> dict[tuple[str, int, int], float]:
-    """By (checkpoint, layer, head): how far the scaled mean score varies over the distances of a document.
-
-    That is what the edit `kernel` takes away. Heads whose moments have no sums from before rotation are left out.
-    """
-    spreads: dict[tuple[str, int, int], float] = {}
-    moments = Moments.load(moments_path(folder, ablation.name))
-    for layer in sorted({layer for layer, _ in heads}):
-        sums = layer_sums(moments, layer, [head for of, head in heads if of == layer])
-        scale = sums.facts.score_scale
-        try:
-            kernels = head_kernels(sums, ablation.tokens)
-        except InputError:
-            continue
-        if scale is not None:
-            for head, kernel in zip(sums.heads, kernels, strict=True):
-                spreads[ablation.name, layer, head] = float(scale * kernel.std())
-    return spreads

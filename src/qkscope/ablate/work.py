@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 import pandas as pd
 from pydantic import ConfigDict
 
-from qkscope.ablate.choice import HeadChoice, Unit, units_of
-from qkscope.ablate.edits import WITHOUT_MOMENTS, require_edit
+from qkscope.ablate.choice import Head, HeadChoice, Unit, units_of
+from qkscope.ablate.edits import WITHOUT_MOMENTS, kernel_spreads, require_edit
 from qkscope.ablate.needle import needle_of
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
@@ -27,6 +27,7 @@ from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import build_tables
+from qkscope.moments.moments import Moments
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import ablation_path, moments_path
 from qkscope.results.read import load_results
@@ -188,12 +189,19 @@ def plan_ablation(
             rows = heads[heads["model"] == name].reset_index(drop=True)
             if rows.empty or not moments_path(folder, name).is_file():
                 raise InputError(f"it has no moments and tables in {folder} yet; `qkscope run` makes them")
-            units = tuple(units_of(settings.heads, rows))
             tokens = min(settings.tokens or each.context, each.context)
+            doses = _doses(folder, name, rows, tokens) if settings.heads.match_dose else None
+            units = tuple(units_of(settings.heads, rows, doses))
             ablation = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
             _require_possible(ablation)
             ablations.append(ablation)
     return ablations
+
+
+def _doses(folder: Path, name: str, rows: pd.DataFrame, tokens: int) -> dict[Head, float]:
+    """How much the edit `kernel` removes from each head of a checkpoint."""
+    heads = [(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)]
+    return kernel_spreads(Moments.load(moments_path(folder, name)), heads, tokens)
 
 
 def _require_possible(ablation: CheckpointAblation) -> None:

@@ -79,6 +79,11 @@ def add_ablate(commands: Any) -> None:
     parser.add_argument(
         "--controls", type=int, default=4, metavar="N", help="with --together: number of control groups (default: 4)"
     )
+    parser.add_argument(
+        "--match-dose",
+        action="store_true",
+        help="with --together: controls from which the edit kernel removes as much, not as many heads in each layer",
+    )
     parser.add_argument("--checkpoint", action="append", metavar="NAME", help="only this checkpoint; may be repeated")
     parser.add_argument(
         "--documents", type=int, default=16, metavar="N", help="number of documents to measure on (default: 16)"
@@ -129,7 +134,13 @@ def ablate(options: argparse.Namespace) -> int:
     settings = AblationSettings(
         edits=tuple(options.edit or ("kernel", "zero")),
         heads=HeadChoice(
-            tuple(options.heads), options.top, options.by, options.together, options.controls, options.seed
+            tuple(options.heads),
+            options.top,
+            options.by,
+            options.together,
+            options.controls,
+            options.match_dose,
+            options.seed,
         ),
         documents=options.documents,
         tokens=options.tokens,

@@ -60,13 +60,17 @@ GROUPS = StudyTable(
     (
         Measure("heads", "Heads that were edited together.", error=None),
         Measure("documents", "Documents over which means are taken.", error=None),
-        Measure("draws", "Groups of other heads, drawn at random with as many in each layer.", error=None),
+        Measure(
+            "draws", "Groups of other heads, drawn at random with as many in each layer or the same dose.", error=None
+        ),
         Measure("chosen", "How much the outcome rises when the chosen heads are edited.", NATS, error=None),
         Measure("controls", "The same for other heads, mean over draws.", NATS, error=None),
         Measure("excess", "chosen minus controls, with an error over documents and draws.", NATS),
         Measure("low", "Where the 95 % interval of excess begins; empty for few documents or draws.", NATS, error=None),
         Measure("high", "Where it ends.", NATS, error=None),
         Measure("exceeds", "Draws whose outcome rises less than that of the chosen heads.", error=None),
+        Measure("chosen_dose", "Sum of kernel_spread over the chosen heads: what the edit kernel removes.", error=None),
+        Measure("controls_dose", "The same for other heads, mean over draws.", error=None),
     ),
     (*GROUPS_KEY, "windows"),
     (*GROUPS_KEY, "windows"),
