@@ -283,6 +283,7 @@ def ablate_heads(
     by: str = "r_q",
     together: bool = False,
     controls: int = 4,
+    match_dose: bool = False,
     groups: int = 8,
     needle: Sequence[float] = (),
     attention: bool = False,
@@ -294,9 +295,10 @@ def ablate_heads(
 
     `edits` and outcomes are those of `qkscope ablate`; `heads` are names (`L5H3`), categories or `all`, `top` the n
     with the largest `by`, a column of `analyze`. `together` edits them as one group, against `controls` groups of other
-    heads. What an edit takes away comes from the other windows: window i is in group i mod `groups`, of which there
-    must be at least four. A needle needs the `tokenizer`. `progress` gets how many passes over a window under an edit
-    are done, and of how many.
+    heads: as many per layer, or with `match_dose` those from which the edit `kernel` removes as much. What an edit
+    takes away comes from the other windows: window i is in group i mod `groups`, of which there must be at least four.
+    A needle needs the `tokenizer`. `progress` gets how many passes over a window under an edit are done, and of how
+    many.
     """
     from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.in_memory import ablate_windows
@@ -306,7 +308,7 @@ def ablate_heads(
     if needle and tokenizer is None:
         raise InputError("a needle is text: also give the model's tokenizer")
     top, seed = None if top is None else whole_argument("top", top, 1), whole_argument("seed", seed, 0)
-    choice = HeadChoice(tuple(heads), top, by, together, whole_argument("controls", controls, 1), seed)
+    choice = HeadChoice(tuple(heads), top, by, together, whole_argument("controls", controls, 1), seed, match_dose)
     settings = AblationSettings(tuple(edits), choice, seed=seed, needle=tuple(needle), attention=attention)
     ids, context = _windows(model, windows, None)
     read: list[Any] = list(ids)

@@ -45,8 +45,8 @@ class HeadChoice:
     by: str = "r_q"  # a column of heads.csv
     together: bool = False  # edit them as one group, against controls
     controls: int = 4  # groups drawn at random
-    match_dose: bool = False  # controls have the chosen heads' dose; otherwise as many heads in each layer
     seed: int = 0
+    match_dose: bool = False  # controls have the chosen heads' dose; otherwise as many heads in each layer
 
     @property
     def label(self) -> str:

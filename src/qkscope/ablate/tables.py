@@ -112,7 +112,7 @@ def groups_table(rows: pd.DataFrame, doses: Mapping[tuple[str, str], float]) -> 
         controls = part[part["role"] == "control"].pivot_table("delta", "document", "unit", sort=False)
         if not chosen.empty and not controls.empty:
             about = dict(zip(key, values, strict=True))
-            of = [doses.get((about["model"], unit), np.nan) for unit in (about["group"], *controls.columns)]
+            of = [doses.get((str(about["model"]), unit), np.nan) for unit in (about["group"], *controls.columns)]
             dose = {"chosen_dose": of[0], "controls_dose": float(np.mean(of[1:]))}
             excesses.append({**about, "heads": int(part["heads"].iloc[0]), **_excess(chosen, controls), **dose})
     return pd.DataFrame(excesses)
