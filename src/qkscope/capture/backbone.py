@@ -39,8 +39,8 @@ def text_config(model: nn.Module) -> Any:
 
 def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
     """How many token ids and how many positions the model has, where it says so."""
-    find: Any = getattr(text_backbone(model), "get_input_embeddings", None)
-    table = getattr(find() if find is not None else None, "weight", None)
+    find: Any = getattr(text_backbone(model), "get_input_embeddings", lambda: None)
+    table = getattr(find(), "weight", None)
     longest = getattr(text_config(model), "max_position_embeddings", None)
     vocabulary = int(table.shape[0]) if table is not None and table.ndim == 2 and len(table) else None
     return vocabulary, longest if isinstance(longest, int) and longest > 0 else None
@@ -48,12 +48,14 @@ def model_limits(model: nn.Module) -> tuple[int | None, int | None]:
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside data-parallel and compiled wrappers; refuses what splits it so that no rank has a head."""
-    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or _is_compiled_wrapper(model):
-        inner: Any = model._orig_mod if _is_compiled_wrapper(model) else model.module
+    while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or hasattr(model, "_orig_mod"):
+        inner: Any = getattr(model, "_orig_mod", None) or model.module
         model = inner
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a model; give a transformers model that is loaded")
-    if any(_is_flat_sharded(module) for module in model.modules()):
+    # Whoever has such a module has imported its package; importing it here would cost everybody else a second.
+    package = sys.modules.get("torch.distributed.fsdp")
+    if package is not None and any(isinstance(module, package.FullyShardedDataParallel) for module in model.modules()):
         raise CaptureError(
             "the model is wrapped in FullyShardedDataParallel (FSDP1), which keeps its weights flattened and split "
             "over ranks outside its own forward pass; shard it with fully_shard (FSDP2), or save a checkpoint and "
@@ -77,22 +79,12 @@ def require_all_heads(model: nn.Module) -> None:
         )
 
 
-def _is_compiled_wrapper(model: Any) -> bool:
-    return isinstance(getattr(model, "_orig_mod", None), nn.Module)
-
-
-def _is_flat_sharded(module: nn.Module) -> bool:
-    # Whoever has such a module has imported its package; importing it here would cost everybody else a second.
-    package = sys.modules.get("torch.distributed.fsdp")
-    return package is not None and isinstance(module, package.FullyShardedDataParallel)
-
-
 def find_compiled(model: nn.Module) -> list[str]:
     """Names of modules that run as compiled graphs ('' is the model itself)."""
     return [
         name
         for name, module in model.named_modules()
-        if _is_compiled_wrapper(module)
+        if hasattr(module, "_orig_mod")
         or getattr(module, "_compiled_call_impl", None) is not None
         or isinstance(module, torch.jit.ScriptModule)
     ]
@@ -108,44 +100,40 @@ def run_uncompiled() -> AbstractContextManager[None]:
     return stance
 
 
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards each module trains again exactly if it did before."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        # Not inference mode: what a model fills on the way (RoPE caches, gathered weights) must be fit for training.
-        with torch.no_grad(), run_uncompiled(), _sharded_as_before(model):
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 _WHOLE: dict[nn.Module, nn.Module] = {}  # by backbone, while it is evaluated: the model that has to be called for it
 
 
-@contextmanager
-def _sharded_as_before(model: nn.Module) -> Iterator[None]:
-    """Where FSDP2 shards more than the backbone, the whole model is called: its root gathers weights for others.
+def _sharded(model: nn.Module) -> list[Any]:
+    """The modules that FSDP2 shards over ranks."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    return [module for module in model.modules() if isinstance(module, kind)]
 
-    A group of modules that share weights over ranks also counts which of them have run, and would wait for its last
-    one (accelerate puts the final norm and the language-model head into one). All ranks have to take part.
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards each module trains again exactly if it did before.
+
+    Where FSDP2 shards more than the backbone, the whole model is called: its root gathers weights for others. A group
+    of modules that share weights over ranks also counts which of them have run, and would wait for its last one
+    (accelerate puts the final norm and the language-model head into one). All ranks have to take part.
     """
-    package = sys.modules.get("torch.distributed.fsdp")
-    kind: Any = getattr(package, "FSDPModule", ())
-    sharded: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
+    training, sharded = [module for module in model.modules() if module.training], _sharded(model)
     backbone = text_backbone(model) if sharded else model
-    if set(sharded) <= set(backbone.modules()) or backbone in _WHOLE:
-        yield
-        return
-    _WHOLE[backbone] = unwrap_model(model)
+    whole = backbone not in _WHOLE and not set(sharded) <= set(backbone.modules())
+    model.eval()
+    if whole:
+        _WHOLE[backbone] = unwrap_model(model)
     try:
-        yield
+        # Not inference mode: what a model fills on the way (RoPE caches, gathered weights) must be fit for training.
+        with torch.no_grad(), run_uncompiled():
+            yield
     finally:
-        del _WHOLE[backbone]
-        for module in sharded:
-            module.reshard()
+        if whole:
+            del _WHOLE[backbone]
+            for module in sharded:
+                module.reshard()
+        for module in training:
+            module.training = True
 
 
 def forward_signature(module: nn.Module) -> inspect.Signature:
@@ -190,23 +178,18 @@ def call_backbone(backbone: nn.Module, **arguments: Any) -> Tensor:
 
 def can_stop_early(model: nn.Module) -> bool:
     """Whether a forward pass may be left in the middle: not where hooks put weights away again behind a module."""
-    package = sys.modules.get("torch.distributed.fsdp")
-    sharded: Any = getattr(package, "FSDPModule", ())
-    return not any(isinstance(module, sharded) or _offloads(module) for module in model.modules())
-
-
-def _offloads(module: nn.Module) -> bool:
-    hook = getattr(module, "_hf_hook", None)
-    return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
+    hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
+    return not _sharded(model) and not any(
+        getattr(each, "offload", False) for hook in hooks for each in (hook, *getattr(hook, "hooks", ()))
+    )
 
 
 def input_device(backbone: nn.Module) -> torch.device:
     """Where token ids go: the embedding's device (with a device map the layers may live elsewhere)."""
-    find: Any = getattr(backbone, "get_input_embeddings", None)
-    embedding = find() if find is not None else None
+    find: Any = getattr(backbone, "get_input_embeddings", lambda: None)
+    embedding = find()
     hook = getattr(embedding, "_hf_hook", None)  # offloaded by accelerate: weights are elsewhere until used
-    device = getattr(hook, "execution_device", None)
-    if device is not None:
+    if (device := getattr(hook, "execution_device", None)) is not None:
         return torch.device(device)
-    parameter = next((embedding if embedding is not None else backbone).parameters())
+    parameter: Tensor = next((embedding if embedding is not None else backbone).parameters())
     return parameter.device

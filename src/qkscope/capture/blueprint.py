@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,10 +82,14 @@ def blueprint(config: Any, *, trust_remote_code: bool = False) -> Blueprint:
     except CaptureError:
         raise
     except Exception:  # code that looks at values cannot run on shapes; the real probe will see these models
-        return Blueprint(_declared(text_config(model)), exact=False, parameters=parameters, weights=weights)
+        return Blueprint(_declared(text_config(model)), False, parameters, weights)
     if not calls:
         raise CaptureError(never_called_message(model))
-    return Blueprint(_confirmed(calls, text_config(model)), exact=True, parameters=parameters, weights=weights)
+    config, layers = text_config(model), []
+    for _, call in sorted(calls.items()):
+        rotary: Rotary = "rotary" if call.query.requires_grad else "nope"
+        layers.append(replace(layer_facts(call, None, config), rotary=rotary, score_scale=None))
+    return Blueprint(ProbedModel.of(tuple(layers), calls, config, {}), True, parameters, weights)
 
 
 def _weights(model: nn.Module) -> WeightCounts:
@@ -93,37 +97,25 @@ def _weights(model: nn.Module) -> WeightCounts:
     find: Any = backbone.get_input_embeddings
     table = find().weight
     looked_up = {name for name, module in backbone.named_modules() if isinstance(module, nn.Embedding)}
-    share, active = _visited_share(config), 0.0
+
+    def first(*names: str) -> int | None:
+        """The first of these config values that is a whole number."""
+        values = (getattr(config, name, None) for name in names)
+        return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+    experts = first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    visited = first("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+    share = visited / experts if experts and visited else 1.0  # of routed experts, that one token visits
+    active, hidden = 0.0, int(table.shape[1])
     for name, parameter in backbone.named_parameters():  # a vision tower is loaded but does not run
         # Vectors (norms, biases) are added or multiplied element by element: negligible next to a matrix.
         if parameter.dim() > 1 and name.rpartition(".")[0] not in looked_up:
             active += parameter.numel() * (share if "experts" in name.split(".") else 1.0)
-    hidden = int(table.shape[1])
+    inner = first("intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
+    if share != 1.0:
+        inner = max(inner, (visited or 1) * (first("moe_intermediate_size") or inner))
     tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    return WeightCounts(
-        table.numel(), round(active), 0 if tied else table.numel(), hidden, _inner_width(config, share, hidden)
-    )
-
-
-def _visited_share(config: Any) -> float:
-    """The share of routed experts that one token visits; 1 where there are none or the config does not say."""
-    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    visited = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
-    return visited / experts if experts and visited else 1.0
-
-
-def _inner_width(config: Any, share: float, hidden: int) -> int:
-    dense = _first(config, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden
-    if share == 1.0:
-        return dense
-    visited = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k") or 1
-    return max(dense, visited * (_first(config, "moe_intermediate_size") or dense))
-
-
-def _first(config: Any, *names: str) -> int | None:
-    """The first of these config values that is a whole number."""
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    return WeightCounts(table.numel(), round(active), 0 if tied else table.numel(), hidden, inner)
 
 
 def build_on_meta(config: Any, trust_remote_code: bool = False, *, head: bool = False) -> Any:
@@ -173,14 +165,6 @@ def _track_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     return bound.args, bound.kwargs
 
 
-def _confirmed(calls: dict[int, AttentionCall], config: Any) -> ProbedModel:
-    layers = []
-    for _, call in sorted(calls.items()):
-        rotary: Rotary = "rotary" if call.query.requires_grad else "nope"
-        layers.append(replace(layer_facts(call, None, config), rotary=rotary, score_scale=None))
-    return ProbedModel.of(tuple(layers), calls, config, {})
-
-
 def _declared(config: Any) -> ProbedModel:
     """What the config says of itself, where shapes alone could not be run."""
     heads = int(config.num_attention_heads)
@@ -196,21 +180,22 @@ def _declared(config: Any) -> ProbedModel:
 # -- tensors that fit --------------------------------------------------------------------------------------
 
 
-class Misfits(NamedTuple):
-    """Tensors that a checkpoint and its architecture do not share."""
-
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: list[str]  # with both shapes
-
-
 def require_tensors(source: ModelSource, config: Any) -> None:
     """Refuse a checkpoint whose headers do not fit its config; reads no weights.
 
     Undecided cases pass, and `require_loaded` decides: weights that are not on this machine yet, quantized models, and
     GGUF architectures whose tensors have no one-to-one names in transformers.
     """
-    stored = _stored(source)
+    stored: Shapes | None  # what the headers list; None while they are not on this machine
+    if source.gguf_file:
+        stored = gguf_shapes(source.location, source.gguf_file)
+    elif (
+        files := weight_files(Path(source.location)) if source.kind == "local" else cached_weights(source)
+    ) is not None:
+        stored = {name: shape for path in files for name, shape in read_shapes(path).items()}
+    else:  # of sharded weights on the Hub, the index has the names
+        index = weights_index(source)
+        stored = None if index is None else dict.fromkeys(weight_map(index))
     if stored is not None and getattr(config, "quantization_config", None) is None:
         key = hash((config_text(config), str(getattr(config, "architectures", None)), frozenset(stored.items())))
         if key not in _fitting or source.trust_remote_code:
@@ -229,13 +214,32 @@ def require_loaded(source: ModelSource, config: Any, info: Mapping[str, Any], *,
     With `head=False`, the model has a head that is not used, which may be missing.
     """
     unused = _unused(info["unexpected_keys"], config)
-    misfits = Misfits(
-        sorted(name for name in info["missing_keys"] if head or not HEADS.match(name)),
-        sorted(set(info["unexpected_keys"]) - unused),
-        sorted(f"{name}: {_shape(stored)}, not {_shape(needed)}" for name, stored, needed in info["mismatched_keys"]),
+    misfits = {
+        "missing": sorted(name for name in info["missing_keys"] if head or not HEADS.match(name)),
+        "unexpected": sorted(set(info["unexpected_keys"]) - unused),
+        "of another shape": sorted(
+            f"{name}: {list(stored)}, not {list(needed)}" for name, stored, needed in info["mismatched_keys"]
+        ),
+    }
+    if not any(misfits.values()):
+        return
+    parts = []
+    for what, names in misfits.items():
+        shown = ", ".join(name[:120] for name in names[:SHOWN])
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        parts += [f"{counted(len(names), 'tensor')} {what} ({shown}{more})"] if names else []
+    cure, file = "save the checkpoint again, or correct its config", str(source)
+    for prefix, advice in PREFIXES.items():  # where most names contain what only a wrapper adds
+        if 2 * sum(f".{prefix}" in f".{name}" for name in misfits["unexpected"]) > len(misfits["unexpected"]):
+            cure = f"the names contain `{prefix}`, {advice}"
+            break
+    if source.kind == "local" and not source.adapter:
+        files = weight_files(Path(source.location))
+        file = str(files[0] if len(files) == 1 else Path(source.location) / INDEX)
+    raise ModelError(
+        f"{file} does not fit its config (type {config.model_type!r}): {'; '.join(parts)}. transformers would fill "
+        f"missing tensors with random numbers and drop unexpected ones; {cure}"
     )
-    if any(misfits):
-        raise ModelError(_message(source, config, misfits))
 
 
 def _unused(names: Iterable[str], config: Any) -> set[str]:
@@ -253,20 +257,6 @@ def _unused(names: Iterable[str], config: Any) -> set[str]:
         return unused
     backbone, own = f"{model.base_model_prefix}.", model.state_dict().keys()
     return unused | {name for name in names if name in own and not name.startswith(backbone)}
-
-
-def _stored(source: ModelSource) -> Shapes | None:
-    """Names and shapes in the headers of a source's weight files; None while they are not on this machine.
-
-    Of sharded weights on the Hub, the index has the names.
-    """
-    if source.gguf_file:
-        return gguf_shapes(source.location, source.gguf_file)
-    files = weight_files(Path(source.location)) if source.kind == "local" else cached_weights(source)
-    if files is not None:
-        return {name: shape for path in files for name, shape in read_shapes(path).items()}
-    index = weights_index(source)
-    return None if index is None else dict.fromkeys(weight_map(index))
 
 
 def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, Any] | None:
@@ -302,41 +292,3 @@ def _load_shapes(source: ModelSource, config: Any, stored: Shapes) -> dict[str, 
         "mismatched_keys": () if names_only else info["mismatched_keys"],
         "unexpected_keys": twice | set(info["unexpected_keys"]),
     }
-
-
-def _message(source: ModelSource, config: Any, misfits: Misfits) -> str:
-    parts = [
-        f"{counted(len(names), 'tensor')} {what} ({_listed(names)})"
-        for names, what in zip(misfits, ("missing", "unexpected", "of another shape"), strict=True)
-        if names
-    ]
-    return (
-        f"{_file(source)} does not fit its config (type {config.model_type!r}): {'; '.join(parts)}."
-        " transformers would fill missing tensors with random numbers and drop unexpected ones; "
-        f"{_cure(misfits.unexpected)}"
-    )
-
-
-def _file(source: ModelSource) -> str:
-    """The file whose tensors were compared, where its name is known."""
-    if source.kind != "local" or source.adapter:
-        return str(source)
-    files = weight_files(Path(source.location))
-    return str(files[0] if len(files) == 1 else Path(source.location) / INDEX)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(name[:120] for name in names[:SHOWN])
-    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
-
-
-def _cure(names: list[str]) -> str:
-    """What to do about it; where most names contain what only a wrapper adds, how to save without it."""
-    for prefix, cure in PREFIXES.items():
-        if 2 * sum(f".{prefix}" in f".{name}" for name in names) > len(names):
-            return f"the names contain `{prefix}`, {cure}"
-    return "save the checkpoint again, or correct its config"
-
-
-def _shape(shape: Any) -> str:
-    return str(list(shape))

@@ -175,12 +175,22 @@ class WeightContent:
         sizes = {name: each.size for name, each in self._hub_files.items()}
         if not sizes or sizes != {name: path.stat().st_size for name, path in files.items()}:
             return False
-        return all(local._file_digest(files[name]) == each.digest for name, each in self._hub_files.items())
+        for name, each in self._hub_files.items():
+            path, size = files[name], each.size or 0
+            if path not in local._file_digests:
+                self._noted(
+                    f"reading {path} ({size / 1e6:.0f} MB) to compare it with a file of the same size on the Hub"
+                )
+                with path.open("rb") as file:
+                    local._file_digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
+            if local._file_digests[path] != each.digest:
+                return False
+        return True
 
     @cached_property
     def _hub_files(self) -> dict[str, _HubFile]:
         """The files that would be loaded: the Hub states their hashes; the cache names its files by them."""
-        stated = _stated_by_hub(self.source) or _stated_by_cache(self.source)
+        stated = _stated_by_hub(self.source)
         if SINGLE in stated:
             return {SINGLE: stated[SINGLE]}
         shards = {name: int(named[1]) for name in stated if (named := SHARD.fullmatch(name))}
@@ -188,14 +198,6 @@ class WeightContent:
             return stated
         complete = set(shards.values()) == {len(shards)}  # the cache may hold some of them
         return {name: stated[name] for name in shards} if complete else {}
-
-    def _file_digest(self, path: Path) -> str:
-        if path not in self._file_digests:
-            size = path.stat().st_size / 1e6
-            self._noted(f"reading {path} ({size:.0f} MB) to compare it with a file of the same size on the Hub")
-            with path.open("rb") as file:
-                self._file_digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._file_digests[path]
 
     @cached_property
     def _adapter(self) -> str:
@@ -244,33 +246,25 @@ def _hash_tensors(source: ModelSource, places: Callable[[int], Iterator[tuple[in
 
 
 def _stated_by_hub(source: ModelSource) -> dict[str, _HubFile]:
-    from huggingface_hub import HfApi, constants
+    """The weight files of a repository, by name, as the Hub states them, else as the cache has them."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
-    if constants.HF_HUB_OFFLINE:
-        return {}
     try:
-        files = HfApi().model_info(source.location, revision=source.revision, files_metadata=True).siblings
+        if not constants.HF_HUB_OFFLINE:
+            files = HfApi().model_info(source.location, revision=source.revision, files_metadata=True).siblings
+            stated = {
+                file.rfilename: _HubFile(file.size, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
+                for file in files or ()
+                if file.rfilename.endswith(SAFE) and "/" not in file.rfilename
+            }
+            if stated and all(each.digest for each in stated.values()):
+                return stated
     except Exception:  # no answer, or one without hashes: then the cache is used
-        return {}
-    weights = [file for file in files or () if _is_weights(file.rfilename)]
-    stated = {
-        file.rfilename: _HubFile(file.size, (file.lfs.sha256 if file.lfs else file.blob_id) or "") for file in weights
-    }
-    return stated if all(each.digest for each in stated.values()) else {}
-
-
-def _stated_by_cache(source: ModelSource) -> dict[str, _HubFile]:
-    from huggingface_hub import try_to_load_from_cache
-
+        pass
     config = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
-    if not isinstance(config, str):
-        return {}
-    links = [path for path in Path(config).parent.iterdir() if _is_weights(path.name) and path.is_symlink()]
-    return {path.name: _HubFile(path.stat().st_size, path.readlink().name) for path in links if path.exists()}
-
-
-def _is_weights(name: str) -> bool:
-    return name.endswith(SAFE) and "/" not in name
+    links = list(Path(config).parent.glob(f"*{SAFE}")) if isinstance(config, str) else []
+    links = [path for path in links if path.is_symlink() and path.exists()]
+    return {path.name: _HubFile(path.stat().st_size, path.readlink().name) for path in links}
 
 
 # -- of a loaded model -------------------------------------------------------------------------------------

@@ -44,13 +44,33 @@ def shared_gguf_reader(gguf_file: str | None) -> Iterator[None]:
         parse = gguf.GGUFReader
 
         def reader(path: Any, mode: str = "r") -> Any:
-            return parse(path, mode) if mode != "r" else _cached_reader(os.path.realpath(path), parse)
+            if mode != "r":
+                return parse(path, mode)
+            state = os.stat(path)  # a file that was replaced is parsed again
+            key = (os.path.realpath(path), state.st_mtime_ns, state.st_size)
+            if key not in _readers:
+                _readers[key] = (_on_plain_array(parse) if isinstance(parse, type) else parse)(key[0])
+                while len(_readers) > KEPT:
+                    _readers.popitem(last=False)
+            _readers.move_to_end(key)
+            return _readers[key]
 
         gguf.GGUFReader = reader
         try:
             yield
         finally:
             gguf.GGUFReader = parse
+
+
+def _on_plain_array(parse: Any) -> Any:
+    """A reader that slices a plain array: slicing a memory map runs Python code, a million times for a vocabulary."""
+    import numpy as np
+
+    class Reader(parse):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)  # the same memory, still mapped
+
+    return Reader
 
 
 def apply_bos_setting(tokenizer: Any, path: str) -> None:
@@ -113,34 +133,3 @@ def _read(folder: str, file: str) -> Any:
 
     with shared_gguf_reader(file):
         return gguf.GGUFReader(os.path.join(folder, file))
-
-
-def _cached_reader(path: str, parse: Any) -> Any:
-    """The reader of this file as it is now: a file that was replaced is parsed again."""
-    state = os.stat(path)
-    key = (path, state.st_mtime_ns, state.st_size)
-    if key not in _readers:
-        _readers[key] = _on_plain_array(parse)(path)
-        while len(_readers) > KEPT:
-            _readers.popitem(last=False)
-    _readers.move_to_end(key)
-    return _readers[key]
-
-
-def _on_plain_array(parse: Any) -> Any:
-    """A reader that slices a plain array: slicing a memory map runs Python code, a million times for a vocabulary."""
-    import numpy as np
-
-    if not isinstance(parse, type):  # replaced elsewhere, as `reader` above replaces it
-        return parse
-
-    class Reader(parse):  # type: ignore[misc]
-        @property
-        def data(self) -> Any:
-            return self._plain
-
-        @data.setter
-        def data(self, mapped: Any) -> None:
-            self._plain = np.asarray(mapped)  # the same memory, still mapped
-
-    return Reader

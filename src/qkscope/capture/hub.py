@@ -259,10 +259,7 @@ def explain_failure(source: ModelSource, error: BaseException) -> ModelError:
         "once with a connection"
     )
     reasons: tuple[tuple[type[BaseException], str], ...] = (
-        (
-            hub.GatedRepoError,
-            "it is gated: accept its terms on its page, then set HF_TOKEN to a token of that account",
-        ),
+        (hub.GatedRepoError, "it is gated: accept its terms on its page, then set HF_TOKEN to a token of that account"),
         (hub.RevisionNotFoundError, f"it has no revision {source.revision!r}; check the branch, tag or commit"),
         (
             hub.RepositoryNotFoundError,

@@ -104,16 +104,10 @@ def find_source(
         raise ModelError(f"{path} is a file; give a directory with config.json and safetensors, or a .gguf file")
     _require_hub_id(model, path, role)
     source = ModelSource("hub", model, revision, trust_remote_code=trust_remote_code, looked_at=str(path))
-    return _with_base(source, base, folder) if any(base) else source
-
-
-def _with_base(source: ModelSource, base: tuple[str | None, str | None], folder: Path) -> ModelSource:
-    """A repository and what the study says of its base, in case it holds an adapter."""
-    if base[0] is None:
+    if base[0] is None:  # what the study says of a base counts in case the repository holds an adapter
         return replace(source, base_revision=base[1])
     with located("base"):
-        base_source = find_source(base[0], base[1], folder, trust_remote_code=source.trust_remote_code)
-    return replace(source, base=base_source)
+        return replace(source, base=find_source(base[0], base[1], folder, trust_remote_code=trust_remote_code))
 
 
 def no_adapter(model: str) -> ModelError:
@@ -156,17 +150,14 @@ def _require_hub_id(model: str, path: Path, role: SourceRole) -> None:
         raise ModelError(missing)
     if not HUB_ID.fullmatch(model) or "--" in model or ".." in model:
         raise ModelError(f"{missing}, and {model[:200]!r} cannot be the id of a repository on the Hub")
-    if "/" in model and path.parent.is_dir() and not _in_cache(model):
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cached = (Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}").is_dir()
+    if "/" in model and path.parent.is_dir() and not cached:
         raise ModelError(
             f"{missing}. It is taken for a path and not for a Hub id, because {path.parent} is a folder here; if it is "
             f"on the Hub, fetch it once with `hf download {model}`, and it will be found in the cache"
         )
-
-
-def _in_cache(model: str) -> bool:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return (Path(HF_HUB_CACHE) / f"models--{model.replace('/', '--')}").is_dir()
 
 
 def _closest(model: str, path: Path) -> str:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -68,7 +68,8 @@ class Tap:
         self._observer = observer
         self._names = {id(module): name for name, module in backbone.named_modules()}
         self._numbers: dict[int, int] = {}  # id(module) -> layer, for modules that carry no layer_idx
-        self._seen: dict[int, _Seen] = {}  # layer -> what this forward showed there
+        # By layer, what this forward showed there: the module, its queries and its keys.
+        self._seen: dict[int, tuple[nn.Module, weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
         self._hook: torch.utils.hooks.RemovableHandle | None = None
 
     def __enter__(self) -> Tap:
@@ -79,7 +80,7 @@ class Tap:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _lookup.close(self, self._names)
+        _lookup.close(self._names)
         if self._hook is not None:
             self._hook.remove()
         self._seen.clear()
@@ -99,9 +100,8 @@ class Tap:
     ) -> None:
         """Count and pass on one call; called by the wrapped kernel."""
         layer = self._layer_of(module)
-        if self._already_seen(layer, module, query, key):
+        if not self._is_new(layer, module, query, key):
             return
-        self._check_shapes(layer, query, key)
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
         self._observer(
@@ -115,28 +115,22 @@ class Tap:
         return output
 
     def _layer_of(self, module: nn.Module) -> int:
-        layer = getattr(module, "layer_idx", None)
-        if layer is not None:
-            return int(layer)
         # Some encoders do not number their layers: the order of first calls is the order of layers.
-        return self._numbers.setdefault(id(module), len(self._numbers))
+        number = getattr(module, "layer_idx", None)
+        return self._numbers.setdefault(id(module), len(self._numbers)) if number is None else int(number)
 
-    def _already_seen(self, layer: int, module: nn.Module, query: Tensor, key: Tensor) -> bool:
-        seen = self._seen.get(layer)
-        if seen is None:
-            self._seen[layer] = _Seen(id(module), weakref.ref(query), weakref.ref(key))
-            return False
-        # Differential attention calls twice with the same queries and keys and other values: one head, seen once.
-        if seen.module == id(module) and seen.query() is query and seen.key() is key:
-            return True
-        names = sorted({self._names[seen.module], self._names[id(module)]})
-        raise CaptureError(
-            f"layer {layer} calls attention more than once per forward pass, with different queries or keys "
-            f"(in {' and '.join(names)}); qkscope cannot tell which of them is the head"
-        )
-
-    @staticmethod
-    def _check_shapes(layer: int, query: Tensor, key: Tensor) -> None:
+    def _is_new(self, layer: int, module: nn.Module, query: Tensor, key: Tensor) -> bool:
+        """Whether this forward pass has not shown the layer's head yet; refuses queries and keys that are no head's."""
+        if (seen := self._seen.get(layer)) is not None:
+            # Differential attention calls twice with the same queries and keys and other values: one head, seen once.
+            if seen[0] is module and seen[1]() is query and seen[2]() is key:
+                return False
+            names = sorted({self._names[id(seen[0])], self._names[id(module)]})
+            raise CaptureError(
+                f"layer {layer} calls attention more than once per forward pass, with different queries or keys "
+                f"(in {' and '.join(names)}); qkscope cannot tell which of them is the head"
+            )
+        self._seen[layer] = module, weakref.ref(query), weakref.ref(key)  # the tap must not keep activations alive
         if query.dim() != 4 or key.dim() != 4:
             raise CaptureError(
                 f"layer {layer}: queries and keys should be (batch, heads, tokens, width), "
@@ -152,6 +146,7 @@ class Tap:
                 f"layer {layer}: {query.shape[1]} query heads of width {query.shape[3]} do not fit "
                 f"{key.shape[1]} key heads of width {key.shape[3]}"
             )
+        return True
 
 
 KERNEL_ARGUMENTS = ("query", "key", "value", "attention_mask")  # of a kernel's arguments behind the module
@@ -163,13 +158,6 @@ def kernel_argument(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return kwargs[name] if name in kwargs else dict(zip(positional, args, strict=False)).get(name)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    module: int
-    query: weakref.ref[Tensor]  # weak: the tap must not keep activations alive
-    key: weakref.ref[Tensor]
-
-
 class _Lookup:
     """Installs the wrapped look-up with the first open tap and removes it with the last."""
 
@@ -177,43 +165,36 @@ class _Lookup:
         self._lock = threading.Lock()
         self._taps: dict[int, Tap] = {}  # id(module) -> its tap
         self._original: Callable[..., Any] | None = None
-        self._uncompiled: AbstractContextManager[None] | None = None
+        self._uncompiled: AbstractContextManager[None] = nullcontext()
 
     def open(self, tap: Tap, modules: dict[int, str]) -> None:
         with self._lock:
             if taken := [modules[m] or "the model" for m in modules if m in self._taps]:
                 raise CaptureError(f"{taken[0]} is already being captured by another tap")
             if self._original is None:
-                self._install()
+                self._original = original = getattr(AttentionInterface, "get_interface", None)
+                if original is None:
+                    raise CaptureError(
+                        "this transformers version has no AttentionInterface.get_interface; "
+                        "install transformers 5.7 or newer"
+                    )
+                AttentionInterface.get_interface = functools.wraps(original)(
+                    lambda *args, **kwargs: self._observed(original(*args, **kwargs))
+                )
+                self._uncompiled = run_uncompiled()
+                self._uncompiled.__enter__()
             self._taps.update(dict.fromkeys(modules, tap))
 
-    def close(self, tap: Tap, modules: dict[int, str]) -> None:
+    def close(self, modules: dict[int, str]) -> None:
         with self._lock:
             for module in modules:
                 self._taps.pop(module, None)
             if not self._taps and self._original is not None:
                 AttentionInterface.get_interface = self._original
                 self._original = None
-                if self._uncompiled is not None:
-                    self._uncompiled.__exit__(None, None, None)
+                self._uncompiled.__exit__(None, None, None)
 
-    def _install(self) -> None:
-        original = getattr(AttentionInterface, "get_interface", None)
-        if original is None:
-            raise CaptureError(
-                "this transformers version has no AttentionInterface.get_interface; install transformers 5.7 or newer"
-            )
-
-        @functools.wraps(original)
-        def get_interface(interface: AttentionInterface, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            return self._wrap(original(interface, *args, **kwargs))
-
-        self._original = original
-        AttentionInterface.get_interface = get_interface
-        self._uncompiled = run_uncompiled()
-        self._uncompiled.__enter__()
-
-    def _wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(kernel)
         def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             tap = self._taps.get(id(module))

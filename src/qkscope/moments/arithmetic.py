@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkscope.moments.placement import BatchPlacement, GroupBlocks, HeadChunk, Piece, head_chunks
+from qkscope.moments.placement import BatchPlacement, GroupBlocks, Piece, head_chunks
 from qkscope.moments.second_moments import Kind
 from qkscope.moments.sizes import cell_size
 
@@ -43,8 +42,6 @@ LONGEST_BLOCK = 256
 NARROW = 32  # below this width BLAS has other, less exact kernels for tiny matrices
 BLOCKS_IN_FLOAT32 = 8  # products added up before float64 takes over
 PLANS = 4  # a batch has few shapes of pieces: position 0, a bucket without it, whole buckets, a common window's rest
-
-FEW_RUNS = 3  # copies of whole runs of buckets on an accelerator; a gather takes as many calls
 
 
 # -- host --------------------------------------------------------------------------------------------------
@@ -233,7 +230,7 @@ def locate(vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> NonFinite:
 
 
 class DeviceArithmetic:
-    """Adds whole batches."""
+    """Adds whole batches; keeps the memory and indices of layers of one shape that see one batch."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[object, ...], _Frame] = {}
@@ -241,11 +238,23 @@ class DeviceArithmetic:
 
     def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor], placed: BatchPlacement) -> None:
         """Add (rows, heads, tokens, width) of each kind."""
-        total = None
-        for of_group in placed.blocks:
-            added = self._frame(sums, placed, of_group, next(iter(vectors.values())).dtype).add(sums, vectors)
-            total = added if total is None else total + added
-        sums.finite_check = total
+        if self._batch is not placed:
+            self._frames.clear()
+            self._batch = placed
+        dtype = torch.float64 if next(iter(vectors.values())).dtype == torch.float64 else torch.float32
+        allowed = torch.get_float32_matmul_precision()
+        try:
+            if allowed != "highest":  # products keep all their bits, whatever the process allows elsewhere (TF32)
+                torch.set_float32_matmul_precision("highest")
+            for number, blocks in enumerate(placed.blocks):
+                key = (number, tuple(sums.heads.items()), sums.width, dtype)
+                if key not in self._frames:
+                    self._frames[key] = _Frame(sums, blocks, dtype)
+                finite = self._frames[key].add(sums, vectors)
+                sums.finite_check = sums.finite_check + finite if number and sums.finite_check is not None else finite
+        finally:
+            if allowed != "highest":
+                torch.set_float32_matmul_precision(allowed)
 
     @staticmethod
     def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -254,19 +263,6 @@ class DeviceArithmetic:
             torch.baddbmm(target, left.expand(len(right), -1, -1), right, out=target)
         else:
             target.add_(torch.matmul(left, right))
-
-    def _frame(
-        self, sums: RunningSums, placed: BatchPlacement, blocks: GroupBlocks, activations: torch.dtype
-    ) -> _Frame:
-        """Memory and indices for layers of one shape that see one batch; another batch has others."""
-        if self._batch is not placed:
-            self._frames.clear()
-            self._batch = placed
-        dtype = torch.float64 if activations == torch.float64 else torch.float32
-        key = (id(blocks), tuple(sums.heads.items()), sums.width, dtype)
-        if key not in self._frames:
-            self._frames[key] = _Frame(sums, blocks, dtype)
-        return self._frames[key]
 
 
 class _Frame:
@@ -278,81 +274,66 @@ class _Frame:
         tokens, count = len(blocks.rows), sum(sums.heads.values())
         self._width = width
         self._chunks = head_chunks(sums.heads, tokens * (width + 2) * dtype.itemsize)
+        most = max(chunk.stop - chunk.start for chunk in self._chunks)
         # Zero, and zero it stays where blocks are filled up.
-        self._columns = torch.zeros(
-            max(chunk.size for chunk in self._chunks), tokens, width + 2, dtype=dtype, device=device
-        )
+        self._columns = torch.zeros(most, tokens, width + 2, dtype=dtype, device=device)
         self._columns[..., width] = torch.from_numpy(blocks.weights).to(device, dtype)
         self._columns[..., width + 1] = torch.from_numpy(blocks.steps).to(device, dtype)
         self._products = torch.empty(count, cells, blocks.per_bucket, cell_size(width), dtype=dtype, device=device)
-        self._index: list[Tensor] = []  # rows and tokens to gather, and the places that are none of them
-        if not 0 < len(blocks.runs) <= FEW_RUNS:
-            fillers = (blocks.weights == 0).nonzero()[0]
-            self._index = [torch.from_numpy(each).to(device) for each in (blocks.rows, blocks.tokens, fillers)]
-        self._spans = _span_matrix(sums, blocks, sums.layout.spans, dtype)
-        self._sketch_spans = _span_matrix(sums, blocks, sums.layout.sketch_spans, dtype)
+        # Rows and tokens to gather, and the places that are none of them.
+        index = blocks.rows, blocks.tokens, (blocks.weights == 0).nonzero()[0]
+        self._index = [torch.from_numpy(each).to(device) for each in index]
+        # (heads, spans, buckets × blocks) of both kinds of spans: 1 where a block lies in a span.
+        self._spans, self._sketch_spans = (
+            _span_matrix(blocks, spans).to(device, dtype).expand(count, -1, -1)
+            for spans in (sums.layout.spans, sums.layout.sketch_spans)
+        )
 
     def add(self, sums: RunningSums, vectors: Mapping[Kind, Tensor]) -> Tensor:
         """Centre, multiply and add up; returns a number that is finite if all of this is."""
+        (rows, tokens, fillers), half, pivot = self._index, sums.half, sums.pivots(self._columns.dtype, joined=True)[0]
         for chunk in self._chunks:
-            pivots = sums.pivots(self._columns.dtype, joined=True)[0][chunk.heads]
-            for part in chunk.parts:
-                target = self._columns[part.columns, :, : self._width]
-                self._centre(vectors[part.kind][:, part.heads], pivots[part.columns], target)
-            self._multiply(sums.half, chunk)
-        blocks, first = self._blocks, 2 * self._width
-        cells = self._products.sum(dim=2, dtype=sums.squares.dtype)
-        add_cells(sums, blocks.buckets, cells)
-        self._add_spans(sums)
-        sums.crossed[:, blocks.group, blocks.buckets].add_(cells[..., -first:])
-        return cells.sum()
-
-    def _centre(self, vectors: Tensor, pivot: Tensor, target: Tensor) -> None:
-        """Lay out (rows, heads, tokens, width) about a pivot (heads, 1, width)."""
-        blocks, by_head = self._blocks, vectors.transpose(0, 1)
-        if self._index:
-            rows, tokens, fillers = self._index
-            torch.sub(by_head[:, rows, tokens], pivot, out=target)
-            if len(fillers):
-                target.index_fill_(1, fillers, 0.0)
-            return
-        rows_of = by_head.shape[1]
-        by_bucket = torch.unflatten(target, 1, (-1, blocks.per_bucket * blocks.length))
-        for first, last, start, count in blocks.runs:
-            stop = start + (last - first) * count
-            source = torch.unflatten(by_head[:, :, start:stop], 2, (last - first, count)).transpose(1, 2)
-            into = by_bucket[:, first - blocks.buckets.start : last - blocks.buckets.start, : rows_of * count]
-            torch.sub(source, pivot[:, None, None], out=torch.unflatten(into, 2, (rows_of, count)))
-
-    def _multiply(self, half: int, chunk: HeadChunk) -> None:
-        by_block = self._columns[: chunk.size].view(-1, self._blocks.length, self._width + 2)
-        products = self._products[chunk.heads].view(-1, self._products.shape[-1])
-        a, rest, x = by_block[..., :half], by_block[..., half:], by_block[..., : self._width]
-        with _no_rounding():
+            first = 0
+            for kind, count in sums.heads.items():  # the chunk's heads of each kind
+                start, stop = max(chunk.start, first), min(chunk.stop, first + count)
+                if start < stop:
+                    target = self._columns[start - chunk.start : stop - chunk.start, :, : self._width]
+                    of_heads = vectors[kind][:, start - first : stop - first].transpose(0, 1)
+                    torch.sub(of_heads[:, rows, tokens], pivot[start:stop], out=target)
+                    if len(fillers):
+                        target.index_fill_(1, fillers, 0.0)
+                first += count
+            columns = self._columns[: chunk.stop - chunk.start].view(-1, self._blocks.length, self._width + 2)
+            products = self._products[chunk].view(-1, self._products.shape[-1])
+            a, rest, x = columns[..., :half], columns[..., half:], columns[..., : self._width]
             torch.bmm(a.transpose(1, 2), a, out=torch.unflatten(products[:, : half * half], 1, (half, half)))
             torch.bmm(rest.transpose(1, 2), x, out=torch.unflatten(products[:, half * half :], 1, (-1, self._width)))
+        blocks, firsts = self._blocks, 2 * self._width
+        cells = self._products.sum(dim=2, dtype=sums.squares.dtype)
+        add_cells(sums, blocks.buckets, cells)
+        sums.crossed[:, blocks.group, blocks.buckets].add_(cells[..., -firsts:])
+        self._add_spans(sums, self._products.flatten(1, 2)[..., :-firsts])
+        return cells.sum()
 
-    def _add_spans(self, sums: RunningSums) -> None:
+    def _add_spans(self, sums: RunningSums, squares: Tensor) -> None:
         """Squares of the group over each span of buckets, from the blocks themselves: in float32, as they are kept."""
-        squares, group = self._products.flatten(1, 2)[..., : -2 * self._width], self._blocks.group
-        with _no_rounding():
-            if group < sums.groups.shape[1]:
-                target = sums.groups[:, group]
-                if squares.dtype == target.dtype:
-                    torch.baddbmm(target, self._spans, squares, out=target)
-                else:
-                    target.add_(torch.bmm(self._spans, squares))
-            if sums.layout.sketch_spans:
-                sums.add_all_sketches(group, torch.bmm(self._sketch_spans, squares))
+        group = self._blocks.group
+        if group < sums.groups.shape[1]:
+            target = sums.groups[:, group]
+            if squares.dtype == target.dtype:
+                torch.baddbmm(target, self._spans, squares, out=target)
+            else:
+                target.add_(torch.bmm(self._spans, squares))
+        if sums.layout.sketch_spans:
+            sums.add_all_sketches(group, torch.bmm(self._sketch_spans, squares))
 
 
-def _span_matrix(sums: RunningSums, blocks: GroupBlocks, spans: Sequence[slice], dtype: torch.dtype) -> Tensor:
-    """(heads, spans, buckets × blocks): 1 where a block lies in a span."""
-    matrix = torch.zeros(len(spans), blocks.buckets.stop - blocks.buckets.start, blocks.per_bucket, dtype=dtype)
+def _span_matrix(blocks: GroupBlocks, spans: Sequence[slice]) -> Tensor:
+    first = blocks.buckets.start
+    matrix = torch.zeros(len(spans), blocks.buckets.stop - first, blocks.per_bucket)
     for number, span in enumerate(spans):
-        inside = slice(max(0, span.start - blocks.buckets.start), max(0, span.stop - blocks.buckets.start))
-        matrix[number, inside] = 1.0
-    return matrix.flatten(1).to(sums.device).expand(sum(sums.heads.values()), -1, -1)
+        matrix[number, max(0, span.start - first) : max(0, span.stop - first)] = 1.0
+    return matrix.flatten(1)
 
 
 def add_cells(sums: RunningSums, buckets: slice, cells: Tensor) -> None:
@@ -367,16 +348,3 @@ def add_cells(sums: RunningSums, buckets: slice, cells: Tensor) -> None:
     total = target + corrected
     torch.sub(corrected, total - target, out=carry)
     target.copy_(total)
-
-
-@contextmanager
-def _no_rounding() -> Iterator[None]:
-    """Float32 products keep all their bits, whatever the process allows elsewhere (TF32)."""
-    before = torch.get_float32_matmul_precision()
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)

@@ -6,7 +6,7 @@ gather that fills equal blocks of every bucket, the last of them with tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,8 +23,6 @@ PIECE_TOKENS = 2048  # tokens centred at once: bounds the host's own memory, wha
 # products, and the tokens over which float32 adds up.
 MOST_BLOCKS, SHORTEST_BLOCK = 8, 128
 CHUNK_BYTES = 2**28  # bytes of centred vectors; where there are more, half of the heads are centred at a time
-
-BucketRun = tuple[int, int, int, int]  # first bucket, the one behind the last, first token, tokens of a row in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,35 +112,36 @@ class BatchPlacement:
         return summed.rows[chosen], summed.tokens[chosen]
 
     @cached_property
-    def whole_rows(self) -> NDArray[np.bool_]:
-        """Rows whose positions are 0, 1, 2, …"""
-        return np.asarray((self.positions == np.arange(self.positions.shape[1])).all(axis=1))
-
-    @cached_property
     def pieces(self) -> list[Piece]:
         """The batch for the host."""
         pieces: list[Piece] = []
+        whole_rows = (self.positions == np.arange(self.positions.shape[1])).all(axis=1)  # positions are 0, 1, 2, …
         for group in sorted(set(self.groups)):
             rows = [row for row, of in enumerate(self.groups) if of == group]
-            if whole := [row for row in rows if self.whole_rows[row]]:
-                pieces.extend(_prefix_pieces(self.layout, whole, self.positions.shape[1], group))
-            for row in (row for row in rows if not self.whole_rows[row]):  # one gather per bucket
+            if whole := [row for row in rows if whole_rows[row]]:  # slices, and equally wide buckets taken together
+                for first, last, start, width in _runs(self.layout, self.positions.shape[1]):
+                    per_piece = max(1, PIECE_TOKENS // (width * len(whole)))
+                    for bucket in range(first, last, per_piece):
+                        stop = min(bucket + per_piece, last)
+                        tokens = slice(start + (bucket - first) * width, start + (stop - first) * width)
+                        of_row = np.arange(tokens.start, tokens.stop).reshape(stop - bucket, 1, width)
+                        t = np.repeat(of_row, len(whole), axis=1).reshape(stop - bucket, -1)
+                        pieces.append(_piece(self.layout, whole, tokens, slice(bucket, stop), group, t))
+            for row in (row for row in rows if not whole_rows[row]):  # one gather per bucket
                 of_row = self.summed.where(self.summed.rows == row)
                 for bucket in np.unique(of_row.buckets).tolist():
                     of = of_row.where(of_row.buckets == bucket)
                     for begin in range(0, len(of.tokens), PIECE_TOKENS):
                         part = slice(begin, begin + PIECE_TOKENS)
-                        tokens, t = of.tokens[part], of.positions[part][None]
-                        pieces.append(_piece(self.layout, [row], tokens, slice(bucket, bucket + 1), group, t))
+                        t, alone = of.positions[part][None], slice(bucket, bucket + 1)
+                        pieces.append(_piece(self.layout, [row], of.tokens[part], alone, group, t))
         return pieces
 
     @cached_property
     def blocks(self) -> list[GroupBlocks]:
         """The batch for an accelerator: one gather for each group, mostly one."""
-        groups, length = sorted(set(self.summed.groups.tolist())), self.positions.shape[1]
-        plain = len(set(self.groups)) == 1 and bool(self.whole_rows.all())
-        runs = tuple(_runs(self.layout, length, widest=length)) if plain else ()
-        return [_group_blocks(self.summed.where(self.summed.groups == group), group, runs) for group in groups]
+        groups = np.unique(self.summed.groups).tolist()
+        return [_group_blocks(self.summed.where(self.summed.groups == group), group) for group in groups]
 
 
 # -- for an accelerator ------------------------------------------------------------------------------------
@@ -150,10 +149,7 @@ class BatchPlacement:
 
 @dataclass(frozen=True, eq=False)
 class GroupBlocks:
-    """All tokens of a batch that are of one group, as equal blocks (buckets, per_bucket, length).
-
-    Where the batch is nothing but whole rows of that group, `runs` says which tokens go where in other words.
-    """
+    """All tokens of a batch that are of one group, as equal blocks (buckets, per_bucket, length)."""
 
     group: int
     buckets: slice
@@ -163,10 +159,9 @@ class GroupBlocks:
     tokens: NDArray[np.intp]
     weights: NDArray[np.float32]  # 0 where a block is filled up
     steps: NDArray[np.float32]  # positions from the bucket's middle, 0 where the weight is
-    runs: tuple[BucketRun, ...] = ()
 
 
-def _group_blocks(of: PlacedTokens, group: int, runs: tuple[BucketRun, ...]) -> GroupBlocks:
+def _group_blocks(of: PlacedTokens, group: int) -> GroupBlocks:
     first, last = int(of.buckets.min()), int(of.buckets.max()) + 1
     counts = np.bincount(of.buckets - first, minlength=last - first)
     longest = int(counts.max())
@@ -179,56 +174,15 @@ def _group_blocks(of: PlacedTokens, group: int, runs: tuple[BucketRun, ...]) -> 
     weights = (place < counts[:, None]).astype(np.float32)
     steps = (of.positions[index] - np.array(of.layout.middles[first:last])[:, None]) * weights
     flat = index.ravel()
-    return GroupBlocks(
-        group,
-        slice(first, last),
-        blocks,
-        block,
-        of.rows[flat],
-        of.tokens[flat],
-        weights.ravel(),
-        steps.astype(np.float32).ravel(),
-        runs,
-    )
+    steps, rows, tokens = steps.astype(np.float32).ravel(), of.rows[flat], of.tokens[flat]
+    return GroupBlocks(group, slice(first, last), blocks, block, rows, tokens, weights.ravel(), steps)
 
 
-@dataclass(frozen=True)
-class HeadSlice:
-    """Heads of one kind, and where they lie among those that are centred with them."""
-
-    kind: Kind
-    heads: slice
-    columns: slice
-
-
-@dataclass(frozen=True)
-class HeadChunk:
-    """Heads that are centred and multiplied together."""
-
-    parts: tuple[HeadSlice, ...]
-    heads: slice  # of all heads, queries before keys
-
-    @property
-    def size(self) -> int:
-        """How many heads."""
-        return int(self.heads.stop - self.heads.start)
-
-
-def head_chunks(heads: Mapping[Kind, int], bytes_per_head: int) -> list[HeadChunk]:
+def head_chunks(heads: Mapping[Kind, int], bytes_per_head: int) -> list[slice]:
     """All heads together, or, where that takes much memory, the first queries and then the others with the keys."""
     every, queries = sum(heads.values()), heads.get("q", 0)
     first = min(queries, -(-every // 2)) if every * bytes_per_head > CHUNK_BYTES else 0
-    chunks = []
-    for start, stop in pairwise([0, first, every] if 0 < first < every else [0, every]):
-        parts = []
-        if start < queries:
-            last = min(stop, queries)
-            parts.append(HeadSlice("q", slice(start, last), slice(0, last - start)))
-        if stop > queries:
-            begin = max(start, queries)
-            parts.append(HeadSlice("k", slice(begin - queries, stop - queries), slice(begin - start, stop - start)))
-        chunks.append(HeadChunk(tuple(parts), slice(start, stop)))
-    return chunks
+    return [slice(0, first), slice(first, every)] if 0 < first < every else [slice(0, every)]
 
 
 # -- for the host ------------------------------------------------------------------------------------------
@@ -247,26 +201,16 @@ class Piece:
     sketched: tuple[tuple[int, slice], ...]  # the same for the spans of sketches
 
 
-def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> Iterator[Piece]:
-    """Pieces of rows whose positions are 0, 1, 2, …: slices, and runs of equally wide buckets taken together."""
-    for first, last, start, width in _runs(layout, length, PIECE_TOKENS):
-        per_piece = max(1, PIECE_TOKENS // (width * len(rows)))
-        for bucket in range(first, last, per_piece):
-            end = min(bucket + per_piece, last)
-            begin = start + (bucket - first) * width
-            stop = begin + (end - bucket) * width
-            of_row = np.arange(begin, stop).reshape(end - bucket, 1, width)
-            t = np.repeat(of_row, len(rows), axis=1).reshape(end - bucket, -1)
-            yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
+def _runs(layout: Layout, length: int) -> list[tuple[int, int, int, int]]:
+    """Consecutive buckets that rows of this length fill equally: first, the one behind the last, first token, width.
 
-
-def _runs(layout: Layout, length: int, widest: int) -> list[BucketRun]:
-    """Consecutive buckets that are equally filled by a row of this length; a bucket wider than `widest` is cut."""
-    runs: list[BucketRun] = []
+    A bucket wider than a piece is cut.
+    """
+    runs: list[tuple[int, int, int, int]] = []
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):
         stop = min(right, length)
-        for begin in range(max(left, layout.skip_positions), stop, widest):
-            width = min(widest, stop - begin)
+        for begin in range(max(left, layout.skip_positions), stop, PIECE_TOKENS):
+            width = min(PIECE_TOKENS, stop - begin)
             first, last, start, of_run = runs[-1] if runs else (0, 0, 0, 0)
             if of_run == width and last == bucket and begin == start + (last - first) * width:
                 runs[-1] = first, bucket + 1, start, width
@@ -276,12 +220,7 @@ def _runs(layout: Layout, length: int, widest: int) -> list[BucketRun]:
 
 
 def _piece(
-    layout: Layout,
-    rows: list[int],
-    tokens: slice | NDArray[np.intp],
-    buckets: slice,
-    group: int,
-    t: NDArray[np.int64],
+    layout: Layout, rows: list[int], tokens: slice | NDArray[np.intp], buckets: slice, group: int, t: NDArray[np.int64]
 ) -> Piece:
     """A piece of tokens at positions t, with the spans that meet its buckets."""
     steps = (t - np.array(layout.middles[buckets])[:, None]).astype(np.float32)

@@ -84,7 +84,7 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     blocks = min(MOST_BLOCKS, -(-longest // SHORTEST_BLOCK))
     filled = layout.buckets * blocks * -(-longest // blocks)
     column = filled * (width + 2) * FLOAT32
-    at_once = max(chunk.size for chunk in head_chunks(heads_by_kind(facts), column))
+    at_once = max(chunk.stop - chunk.start for chunk in head_chunks(heads_by_kind(facts), column))
     cell = cell_size(width)
     columns = at_once * column + heads * layout.buckets * cell * blocks * FLOAT32
     index = 3 * FLOAT64 * filled
