@@ -262,8 +262,9 @@ def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
     bad[0, 0, 7, 3] = torch.inf
     moments.add(1, q, bad)
     assert moments.has_non_finite()
-    assert moments.locate(0, q, k) is None
-    assert "inf in a key of layer 1, head 0, position 7" in str(moments.locate(1, q, bad))
+    moments.locate(0, q, k)
+    with pytest.raises(ActivationError, match="inf in a key of layer 1, head 0, position 7"):
+        moments.locate(1, q, bad)
 
 
 @pytest.mark.parametrize(("projection", "vector"), [("q_proj", "query"), ("k_proj", "key")])

@@ -155,28 +155,22 @@ def try_document(model: nn.Module, ids: NDArray[np.int64]) -> str | None:
 class _Collector:
     """Hands each attention call of the current batch to the moments."""
 
+    batch: Batch
+    mask: torch.Tensor | None = None
+    locating = False  # only look for numbers that are not finite
+
     def __init__(
         self, moments: Moments, config: Any, choose_positions: ChoosePositions | None, on_call: OnCall | None
     ) -> None:
-        self.moments = moments
-        self.locating = False  # only look for numbers that are not finite
-        self._config = config
-        self._choose_positions = choose_positions
-        self._on_call = on_call
-        self._batch: Batch | None = None
-        self._positions: NDArray[np.int64] | None = None
-        self.mask: torch.Tensor | None = None
+        self.moments, self._config = moments, config
+        self._choose_positions, self._on_call = choose_positions, on_call
 
     def start(self, batch: Batch) -> None:
-        self._batch = batch
-        self._positions = batch.positions
+        self.batch, self._positions = batch, batch.positions
         self.mask = None if self._positions is None else torch.from_numpy((self._positions != PADDING).astype(np.int64))
 
     def observe(self, call: AttentionCall) -> None:
-        batch = self._batch
-        if batch is None:  # pragma: no cover - a tap is only open while a batch runs
-            raise CaptureError("an attention call arrived outside a batch")
-        facts = self.moments.layers.get(call.layer)
+        batch, facts = self.batch, self.moments.layers.get(call.layer)
         if facts is None and call.layer > max(self.moments.layers):
             return  # behind the last wanted layer, where the pass could not be ended
         kind = attention_kind(call.layer, call.sliding_window, self._config)
@@ -185,17 +179,12 @@ class _Collector:
                 f"layer {call.layer} now calls with {kind[0]} attention (window {kind[1]}), but the probe saw {facts}"
             )
         positions = self._positions if self._choose_positions is None else self._choose_positions(call.layer, batch)
-        placed: dict[str, Any] = {"positions": positions, "groups": batch.groups}
+        use = self.moments.locate if self.locating else self.moments.add
         try:
-            if self.locating:
-                bad = self.moments.locate(call.layer, call.query, call.key, **placed)
-                if bad is not None:
-                    raise bad
-                return
-            self.moments.add(call.layer, call.query, call.key, **placed)
+            use(call.layer, call.query, call.key, positions=positions, groups=batch.groups)
         except NonFiniteActivation as error:
             raise error.in_document(batch.documents[error.row], batch.names[error.row]) from None
-        if self._on_call is not None:
+        if self._on_call is not None and not self.locating:
             self._on_call(call, batch)
 
 

@@ -31,7 +31,7 @@ from qkscope.capture.backbone import (
     text_config,
 )
 from qkscope.capture.replay import ReplayTap, half_turn
-from qkscope.capture.rotation import Rotations, measure_rotations, probed_positions
+from qkscope.capture.rotation import measure_rotations, probed_positions
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.errors import CaptureError, ModelError, QkscopeError, QkscopeWarning, first_line
 from qkscope.layers import AttentionKind, LayerFacts
@@ -86,13 +86,18 @@ def probe_model(model: nn.Module, context: int | None = None, *, some_heads: boo
 
     def observe(call: AttentionCall) -> None:
         calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
-        rotary[call.layer] = _dims_turned(tap, call)
+        try:
+            turned = zip((call.query, call.key), tap.replay(half_turn), strict=True)
+            counts = {_flipped(before, after) for before, after in turned}
+        except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may show more
+            counts = {None}
+        rotary[call.layer] = counts.pop() if len(counts) == 1 else None
 
     try:
         with evaluation(model):
             require_finite_weights(backbone)
             # First, so that the passes below leave a model whose angles follow the length as they found it.
-            rotations = _rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
+            rotations = measure_rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
             untouched = run_backbone(backbone, tokens)
             with ReplayTap(backbone, observe) as tap:
                 tapped = run_backbone(backbone, tokens)
@@ -113,15 +118,6 @@ def probe_model(model: nn.Module, context: int | None = None, *, some_heads: boo
     )
     unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
     return ProbedModel.of(layers, calls, config, {layer: rotations.why(layer) for layer in unknown})
-
-
-def _rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) -> Rotations:
-    """What each layer's rotation is; a model that fails here may still be captured."""
-    try:
-        return measure_rotations(backbone, tokens, positions)
-    except Exception as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
-        return Rotations({}, {}, f"the model does not run at positions of its own ({what})")
 
 
 def never_called_message(model: nn.Module) -> str:
@@ -157,16 +153,6 @@ def require_identical(untouched: Tensor, tapped: Tensor) -> None:
             f"the model's output differs by {worst:.3g} when its attention is observed (the same input gave another "
             "output): the model is not deterministic, or its code depends on the attention function it is given"
         )
-
-
-def _dims_turned(tap: ReplayTap, call: AttentionCall) -> int | None:
-    """How many coordinates of the call change sign with half a turn more; None where that is not clear."""
-    try:
-        query, key = tap.replay(half_turn)
-    except CaptureError:  # no position embeddings, or none of a known form: a shift of positions may show more
-        return None
-    counts = {_flipped(call.query, query), _flipped(call.key, key)}
-    return counts.pop() if len(counts) == 1 else None
 
 
 def _flipped(before: Tensor, after: Tensor) -> int | None:

@@ -111,9 +111,10 @@ class ReplayTap(Tap):
         try:
             module.forward(*again.args, **again.kwargs)
         except _AtKernel as reached:
-            if reached.module is not self._calling:
+            reached_module, query, key = reached.args
+            if reached_module is not self._calling:
                 raise CaptureError("its position embeddings are given to several attention layers at once") from None
-            return reached.query, reached.key
+            return query, key
         finally:
             self._replaying = False
             del self._running[depth:]
@@ -156,11 +157,7 @@ def open_tap(backbone: nn.Module, observer: Observer, stage: Stage = "post_rope"
 
 
 class _AtKernel(BaseException):
-    """Ends a replay; no Exception, so that no modeling code takes it for a failure of its own."""
-
-    def __init__(self, module: nn.Module, query: Tensor, key: Tensor) -> None:
-        super().__init__()
-        self.module, self.query, self.key = module, query, key
+    """Ends a replay, with module, query and key; no Exception: no modeling code takes it for a failure of its own."""
 
 
 def half_turn(embeddings: Any) -> Any:

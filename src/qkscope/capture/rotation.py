@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from qkscope.capture.backbone import call_backbone, forward_signature
 from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_rotation, quarter_turn
 from qkscope.capture.tap import AttentionCall
-from qkscope.errors import CaptureError
+from qkscope.errors import CaptureError, first_line
 from qkscope.layers import Rotation
 from qkscope.moments.unrotate import rotate, rotation_angles
 
@@ -77,6 +77,9 @@ def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) ->
     try:
         with ReplayTap(backbone, observe) as tap:
             call_backbone(backbone, input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
+    except Exception as error:  # such a model may still be captured
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return Rotations({}, {}, f"the model does not run at positions of its own ({what})")
     finally:
         for handle in handles:
             handle.remove()

@@ -135,8 +135,8 @@ class Moments(ReadOut):
         *,
         positions: ArrayLike | None = None,
         groups: int | Sequence[int] = 0,
-    ) -> NonFiniteActivation | None:
-        """Where a layer's vectors, given as to `add`, have a number that cannot be summed; None where all can."""
+    ) -> None:
+        """Raise where a layer's vectors, given as to `add`, have a number that cannot be summed, if they have one."""
         import torch
 
         from qkscope.moments.arithmetic import locate
@@ -144,9 +144,8 @@ class Moments(ReadOut):
         placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
         worst = locate({"q": queries, "k": keys}, placed)
         largest = float(np.sqrt(torch.finfo(torch.float32).max) / queries.shape[2])
-        if np.isfinite(worst.value) and abs(worst.value) < largest:
-            return None
-        return self._non_finite(layer, worst, placed)
+        if not np.isfinite(worst.value) or abs(worst.value) >= largest:
+            raise self._non_finite(layer, worst, placed)
 
     def _non_finite(self, layer: int, bad: NonFinite, placed: BatchPlacement) -> NonFiniteActivation:
         name = "query" if bad.kind == "q" else "key"

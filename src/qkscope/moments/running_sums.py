@@ -97,8 +97,10 @@ class RunningSums:
         self.directions: Tensor | None = None  # (blocks, width, m): Ω, decided by the first batch
         self._spans = torch.arange(spans, device=self.device)[:, None]
         self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
-        self.diagonal = zeros(self.half**2 + (self.width - self.half) * self.width)  # 1 where these have that of Σxxᵀ
-        self.diagonal[torch.from_numpy(_places(self.width)[np.diagonal(square(self.width))])] = 1.0
+        # 1 where Σaaᵀ | Σbxᵀ have the diagonal of Σxxᵀ.
+        self.diagonal = zeros(self.half**2 + (self.width - self.half) * self.width if spans else 0)
+        if spans:
+            self.diagonal[torch.from_numpy(_places(self.width)[np.diagonal(square(self.width))])] = 1.0
 
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
