@@ -7,9 +7,9 @@ import gguf
 import numpy as np
 import pytest
 
-from qkscope.capture.gguf import shared_gguf_reader
 from qkscope.capture.load import load_tokenizer
 from qkscope.capture.source import find_source
+from qkscope.capture.weights import shared_gguf_reader
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
 from qkscope.run.events import Events

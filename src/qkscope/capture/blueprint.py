@@ -22,14 +22,22 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import forward_signature, text_backbone, text_config
-from qkscope.capture.gguf import gguf_names, gguf_shapes, rename_tensors
 from qkscope.capture.hub import cached_adapter, cached_weights, explain_failure, is_unconverted, weights_index
 from qkscope.capture.load import config_text, quiet_loading
 from qkscope.capture.probe import ProbedModel, attention_kind, layer_facts, never_called_message
 from qkscope.capture.replay import POSITIONS
 from qkscope.capture.source import ModelSource
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.capture.weights import INDEX, read_shapes, require_adapter_fits, weight_files, weight_map
+from qkscope.capture.weights import (
+    INDEX,
+    gguf_names,
+    gguf_shapes,
+    read_shapes,
+    rename_tensors,
+    require_adapter_fits,
+    weight_files,
+    weight_map,
+)
 from qkscope.errors import CaptureError, ModelError, first_line
 from qkscope.layers import LayerFacts, Rotary
 from qkscope.text import counted

@@ -17,10 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.gguf import apply_bos_setting, shared_gguf_reader
 from qkscope.capture.hub import adapter_folder, explain_failure, needs_remote_code, pin_revision, weights_index
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import merge_adapter
+from qkscope.capture.weights import apply_bos_setting, merge_adapter, shared_gguf_reader
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
 MISSING = object()  # of a config that has no such key; a value may be None

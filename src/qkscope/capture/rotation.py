@@ -10,6 +10,7 @@ few tokens three times per layer.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from qkscope.capture.backbone import call_backbone, forward_signature
 from qkscope.capture.replay import POSITIONS, ReplayTap, cos_and_sin, no_rotation, quarter_turn
@@ -170,7 +172,7 @@ class _MeasuredLayer:
         for begin in range(0, digits, at_once):
             shown = begin + torch.arange(tokens) % at_once
             marked = self._rotating & (numbers >> shown[:, None] & 1).bool()
-            some = self._joined(*self._tap.replay(lambda embeddings, by=marked: quarter_turn(embeddings, by)))
+            some = self._joined(*self._tap.replay(functools.partial(quarter_turn, columns=marked)))
             for digit in range(begin, min(begin + at_once, digits)):
                 here = [each[:, shown == digit] for each in (some, self._quarter, self._unrotated)]
                 nearer = (here[0] - here[1]).abs().amax(dim=(0, 1)) < (here[0] - here[2]).abs().amax(dim=(0, 1))
@@ -193,8 +195,10 @@ def _finer(embeddings: Any, made: list[_Made]) -> Any:
         return embeddings
     for known, module, args, kwargs in made:
         if equal(parts(known), coarse):
-            wide = lambda of: of.float() if isinstance(of, Tensor) and of.is_floating_point() else of  # noqa: E731
-            again = module.forward(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+            wide_args, wide_kwargs = tree_map_only(
+                Tensor, lambda x: x.float() if x.is_floating_point() else x, (args, kwargs)
+            )
+            again = module.forward(*wide_args, **wide_kwargs)
             if equal([part.to(coarse[0].dtype) for part in parts(again)], coarse):
                 return again
     return embeddings

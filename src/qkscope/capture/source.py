@@ -12,8 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.gguf import require_gguf_reader
-from qkscope.capture.weights import ADAPTER, require_base_name, require_peft, require_safe_weights, require_tokenizer
+from qkscope.capture.weights import (
+    ADAPTER,
+    require_base_name,
+    require_gguf_reader,
+    require_peft,
+    require_safe_weights,
+    require_tokenizer,
+)
 from qkscope.errors import ModelError, located
 
 SourceRole = Literal["model", "tokenizer"]

@@ -302,7 +302,7 @@ def concatenate_kind(parts: Sequence[Sums]) -> Sums:
         values = [getattr(part, name) for part in parts]
         if any(value is None for value in values):
             joined[name] = None
-        elif isinstance(values[0], Sums.__constraints__):
+        elif isinstance(values[0], SecondMoments | FirstMoments | Unrotated | Sketch):
             joined[name] = concatenate_kind(values)
         elif isinstance(values[0], np.ndarray) and not (isinstance(parts[0], Unrotated) and name == "n"):
             joined[name] = np.concatenate(values)  # counts before rotation have no axis of heads

@@ -18,7 +18,7 @@ from qkscope.moments.host_sums import LayerMoments, add_layers
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind
 from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.replicates import ReadOut
-from qkscope.moments.second_moments import Kind
+from qkscope.moments.second_moments import KINDS, Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,11 +88,13 @@ class Moments(ReadOut):
 
         self._require_whole()
         facts, vectors = self._facts(layer), dict[Kind, torch.Tensor]()
-        for kind, given, heads in (("q", queries, facts.q_heads), ("k", keys, facts.kv_heads)):
-            x = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(given))
-            if x.dim() != 4 or x.shape[1] != heads or x.shape[3] != facts.head_dim:
+        heads, given = heads_by_kind(facts), {"q": queries, "k": keys}
+        for kind in KINDS:
+            x = given[kind]
+            x = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+            if x.dim() != 4 or x.shape[1] != heads[kind] or x.shape[3] != facts.head_dim:
                 raise InputError(
-                    f"layer {layer}: expected {kind} of shape (rows, {heads}, tokens, {facts.head_dim}), "
+                    f"layer {layer}: expected {kind} of shape (rows, {heads[kind]}, tokens, {facts.head_dim}), "
                     f"got {tuple(x.shape)}"
                 )
             vectors[kind] = x
@@ -100,8 +102,7 @@ class Moments(ReadOut):
             raise InputError(f"layer {layer}: queries and keys are of different rows or tokens")
         placed = self._place(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
         if layer not in self._running:
-            heads, device = heads_by_kind(facts), vectors["q"].device
-            unrotated = can_unrotate(self.layout, facts)
+            unrotated, device = can_unrotate(self.layout, facts), vectors["q"].device
             self._running[layer] = RunningSums(
                 self.layout, heads, facts.head_dim, device, facts.rotation, unrotated=unrotated
             )

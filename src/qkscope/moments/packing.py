@@ -19,12 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
-from qkscope.moments.header import DAMAGED
+from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
-from qkscope.moments.layout import Layout
+from qkscope.moments.layout import Layout, heads_by_kind, sketch_blocks
 from qkscope.moments.second_moments import Array, SecondMoments, divided, square, triangle
 
 Arrays = dict[str, NDArray[Any]]
+ArrayShapes = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
+COUNTS = ("n", "u", "uu")
+DAMAGED = "it is truncated or damaged: capture it again"
 SKETCH = "sketch."  # in front of the names of the groups' sketches
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
@@ -34,8 +37,48 @@ ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observe
 COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
 
 
+def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArrayShapes:
+    """Name, type and shape of every array that a layer's sums are written as; `unrotated`: before rotation, too.
+
+    Float64 is what tables are made from. What serves errors alone is float16: differences from what a group's share of
+    the tokens would have, each in units of its scale.
+    """
+    arrays: ArrayShapes = {}
+    width, cells, of_kinds = facts.head_dim, (layout.buckets, layout.groups), heads_by_kind(facts)
+    packed, sketched, spans = width * (width + 1) // 2, len(layout.sketch_spans), len(layout.spans)
+    size, blocks = sketch_blocks(layout, of_kinds, width)
+    for kind, heads in of_kinds.items():
+        groups = heads, layout.groups
+        of: ArrayShapes = {"pivot": ("F64", (heads, width)), "counts": ("F64", (heads, len(COUNTS), *cells))}
+        of |= {
+            f"buckets.{name}": ("F64", (heads, layout.buckets, n))
+            for name, n in (("x", width), ("xu", width), ("xx", packed))
+        }
+        rounded: dict[str, tuple[int, ...]] = {
+            "crossed.x": (heads, *cells, width),
+            "crossed.xu": (heads, *cells, width),
+        }
+        rounded["groups.xx"] = *groups, spans, packed
+        if sketched:
+            count = size * blocks[kind]
+            of |= {"sketch.directions": ("F32", (heads, width, count)), "sketch.power": ("F32", (*groups, sketched))}
+            rounded["sketch.y"] = *groups, sketched, count, width
+        if unrotated:
+            of |= {"unrotated.pivot": ("F64", (heads, width)), "unrotated.n": ("F64", cells)}
+            of |= {"unrotated.x": ("F32", (heads, layout.buckets, width)), "unrotated.xx": ("F32", (heads, packed))}
+            rounded["unrotated.crossed.x"] = heads, *cells, width
+        if unrotated and (count := min(layout.unrotated_sketched, width)):
+            of["unrotated.sketch.directions"] = "F32", (heads, width, count)
+            of["unrotated.sketch.power"] = "F32", (*groups, spans)
+            rounded["unrotated.sketch.y"] = *groups, spans, count, width
+        for name, shape in rounded.items():
+            of |= {name: ("F16", shape), f"{name}.scale": ("F32", shape[:-1])}
+        arrays |= {f"{facts.layer}.{kind}.{name}": each for name, each in of.items()}
+    return arrays
+
+
 def pack(sums: KindMoments) -> Arrays:
-    """The arrays of a file, by name (moments/header.py lists them)."""
+    """The arrays of a file, by name (`layer_arrays` lists them)."""
     buckets, crossed, sketch = sums.buckets, sums.crossed, sums.sketch
     arrays: Arrays = {"pivot": buckets.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
     arrays |= {f"buckets.{name}": getattr(buckets, name) for name in ("x", "xu", "xx")}

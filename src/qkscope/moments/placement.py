@@ -124,17 +124,17 @@ class BatchPlacement:
                     for bucket in range(first, last, per_piece):
                         stop = min(bucket + per_piece, last)
                         tokens = slice(start + (bucket - first) * width, start + (stop - first) * width)
-                        of_row = np.arange(tokens.start, tokens.stop).reshape(stop - bucket, 1, width)
-                        t = np.repeat(of_row, len(whole), axis=1).reshape(stop - bucket, -1)
+                        in_row = np.arange(tokens.start, tokens.stop).reshape(stop - bucket, 1, width)
+                        t = np.repeat(in_row, len(whole), axis=1).reshape(stop - bucket, -1)
                         pieces.append(_piece(self.layout, whole, tokens, slice(bucket, stop), group, t))
             for row in (row for row in rows if not whole_rows[row]):  # one gather per bucket
                 of_row = self.summed.where(self.summed.rows == row)
                 for bucket in np.unique(of_row.buckets).tolist():
-                    of = of_row.where(of_row.buckets == bucket)
-                    for begin in range(0, len(of.tokens), PIECE_TOKENS):
+                    inside = of_row.where(of_row.buckets == bucket)
+                    for begin in range(0, len(inside.tokens), PIECE_TOKENS):
                         part = slice(begin, begin + PIECE_TOKENS)
-                        t, alone = of.positions[part][None], slice(bucket, bucket + 1)
-                        pieces.append(_piece(self.layout, [row], of.tokens[part], alone, group, t))
+                        t, alone = inside.positions[part][None], slice(bucket, bucket + 1)
+                        pieces.append(_piece(self.layout, [row], inside.tokens[part], alone, group, t))
         return pieces
 
     @cached_property

@@ -224,20 +224,20 @@ class RunningSums:
         for kind, count in self.heads.items():
             heads = slice(first, first + count)
             owned = slice(first_block, first_block + count * blocks[kind])
-            by_kind[kind] = self._to_host(heads, self._sketch(heads, owned, blocks[kind]))
+            by_kind[kind] = self._to_host(self.pivot[heads], heads, self._sketch(heads, owned, blocks[kind]))
             first, first_block = heads.stop, owned.stop
         return by_kind
 
-    def _to_host(self, heads: slice, sketch: Sketch | None) -> KindMoments:
+    def _to_host(self, pivot: Tensor, heads: slice, sketch: Sketch | None) -> KindMoments:
         """The sums of some heads."""
         cells = _numpy(self.squares[heads], np.float64)
         if self.carry is not None:
             cells = cells + _numpy(self.carry[heads], np.float64)
         counts = np.repeat(self.counts.transpose(2, 1, 0)[:, None], len(cells), axis=1)  # (3, heads, buckets, groups)
-        pivot = _numpy(self.pivot[heads], np.float64)
         places = _places(self.width)
         firsts = self._first_sums(cells[..., -2 * self.width :])
-        buckets = SecondMoments(pivot, *counts.sum(axis=3), *firsts, np.take(cells, places, axis=-1))
+        n, u, uu = counts.sum(axis=3)
+        buckets = SecondMoments(_numpy(pivot, np.float64), n, u, uu, *firsts, np.take(cells, places, axis=-1))
         by_bucket = _numpy(self.crossed[heads], np.float64).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
         crossed = FirstMoments(*counts, *(part.astype(np.float32) for part in self._first_sums(by_bucket)))
         # The squares of every group over each span, the last group's from those of all.

@@ -8,8 +8,9 @@ from itertools import pairwise
 from math import prod
 
 from qkscope.layers import LayerFacts
-from qkscope.moments.header import ELEMENT_BYTES, layer_arrays
+from qkscope.moments.file import ELEMENT_BYTES
 from qkscope.moments.layout import Layout, heads_by_kind, sketch_blocks
+from qkscope.moments.packing import layer_arrays
 from qkscope.moments.placement import MOST_BLOCKS, SHORTEST_BLOCK, head_chunks
 
 FLOAT64, FLOAT32 = 8, 4
@@ -94,4 +95,4 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     sketched = layout.unrotated_sketched * (1 + len(layout.spans)) + 1 + layout.buckets
     tables = spaced * FLOAT32 * (2 * width + layout.buckets + len(layout.spans))
     unrotated = heads * spaced * (width * (activation + 3 * FLOAT32) + sketched * FLOAT32) + tables
-    return columns + index + max(gathered, 2 * summed, unrotated)
+    return int(columns + index + max(gathered, 2 * summed, unrotated))

@@ -17,7 +17,7 @@ from qkscope.capture.source import ModelSource
 from qkscope.documents.tokens import Corpus, load_corpus, survey, tokens_key
 from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
-from qkscope.moments.header import read_header
+from qkscope.moments.file import read_header
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import FEW_GROUPS, default_groups
 from qkscope.results.folder import moments_folder, moments_path, tokens_path
