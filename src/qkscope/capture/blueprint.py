@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import forward_signature, text_backbone, text_config
-from qkscope.capture.hub import cached_adapter, cached_weights, explain_failure, is_unconverted, weights_index
+from qkscope.capture.hub import adapter_folder, cached_weights, explain_failure, is_unconverted, weights_index
 from qkscope.capture.load import config_text, quiet_loading
 from qkscope.capture.probe import ProbedModel, attention_kind, layer_facts, never_called_message
 from qkscope.capture.replay import POSITIONS
@@ -32,9 +32,9 @@ from qkscope.capture.weights import (
     INDEX,
     gguf_names,
     gguf_shapes,
+    merge_adapter,
     read_shapes,
     rename_tensors,
-    require_adapter_fits,
     weight_files,
     weight_map,
 )
@@ -211,9 +211,8 @@ def require_tensors(source: ModelSource, config: Any) -> None:
             if info is not None:
                 require_loaded(source, config, info)
             _fitting.add(key)
-    folder = cached_adapter(source)
-    if folder is not None:
-        require_adapter_fits(folder, build_on_meta(config, source.trust_remote_code, head=True))
+    if (folder := adapter_folder(source, fetch=False)) is not None:
+        merge_adapter(build_on_meta(config, source.trust_remote_code, head=True), folder, weights=False)
 
 
 def require_loaded(source: ModelSource, config: Any, info: Mapping[str, Any], *, head: bool = True) -> None:

@@ -208,6 +208,7 @@ class WeightContent:
         if stated is not None and len(stated.digest) == SHA256_DIGITS:
             return hashlib.sha256(fetch_file(source, ADAPTER).read_bytes() + bytes.fromhex(stated.digest)).hexdigest()
         folder = adapter_folder(self.source)
+        assert folder is not None
         with (folder / ADAPTER_WEIGHTS).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         return hashlib.sha256((folder / ADAPTER).read_bytes() + digest).hexdigest()

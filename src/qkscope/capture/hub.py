@@ -93,28 +93,21 @@ def fetch_weights(source: ModelSource) -> list[Path]:
         folder = Path(source.location)
         return [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
     index = weights_index(source)
-    names = [SINGLE] if index is None else require_safe_index(index)
-    return [fetch_file(source, name) for name in names]
+    return [fetch_file(source, name) for name in ([SINGLE] if index is None else require_safe_index(index))]
 
 
 def weights_index(source: ModelSource) -> Path | None:
     """The (small) index of a repository's sharded weights, from the cache or the Hub; None where it has none."""
     from transformers.utils.hub import cached_file
 
+    silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     try:
-        index = cached_file(
-            source.location,
-            INDEX,
-            revision=source.revision or "main",
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        index = cached_file(source.location, INDEX, revision=source.revision or "main", **silent)
     except Exception as error:
         raise explain_failure(source, error) from error
-    if index is None:
-        return None
-    require_safe_index(Path(index))
-    return Path(index)
+    if index is not None:
+        require_safe_index(Path(index))
+    return None if index is None else Path(index)
 
 
 def cached_weights(source: ModelSource) -> list[Path] | None:
@@ -139,12 +132,10 @@ def _has_file(source: ModelSource, filename: str) -> bool:
 
     if source.kind == "local":
         return (Path(source.location) / filename).is_file()
-    if _cached_file(source, filename) is not None:
-        return True
+    if constants.HF_HUB_OFFLINE or _cached_file(source, filename) is not None:
+        return _cached_file(source, filename) is not None
     try:
-        return not constants.HF_HUB_OFFLINE and bool(
-            HfApi().file_exists(source.location, filename, revision=source.revision)
-        )
+        return bool(HfApi().file_exists(source.location, filename, revision=source.revision))
     except Exception as error:
         raise explain_failure(source, error) from error
 
@@ -184,7 +175,13 @@ def _adapted(source: ModelSource) -> ModelSource | None:
     if source.adapter:
         raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
     require_peft()
-    base = source.base or _named_base(exact, config.parent)
+    if (base := source.base) is None:  # the one it names; a path on its author's machine is not looked up on this one
+        name, revision = read_base_name(config.parent)
+        if name is None or not HUB_ID.fullmatch(name):
+            named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
+            raise ModelError(f"{exact} holds an adapter that names {named}; name it with `base:`")
+        revision = exact.base_revision or revision
+        base = ModelSource("hub", name, revision, trust_remote_code=exact.trust_remote_code)
     if not _has_file(exact, ADAPTER_WEIGHTS):
         raise ModelError(f"{exact} has an {ADAPTER} but no {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
     whole = pin_revision(base, "config.json")
@@ -193,34 +190,19 @@ def _adapted(source: ModelSource) -> ModelSource | None:
     return replace(whole, adapter=exact.location, adapter_revision=exact.revision)
 
 
-def _named_base(adapter: ModelSource, folder: Path) -> ModelSource:
-    """The repository that an adapter names; a path on its author's machine is not looked up on this one."""
-    name, revision = read_base_name(folder)
-    if name is None or not HUB_ID.fullmatch(name):
-        named = "no base model" if name is None else f"{name[:200]!r} as its base model, which is not on the Hub"
-        raise ModelError(f"{adapter} holds an adapter that names {named}; name it with `base:`")
-    revision = adapter.base_revision or revision
-    return ModelSource("hub", name, revision, trust_remote_code=adapter.trust_remote_code)
+def adapter_folder(source: ModelSource, *, fetch: bool = True) -> Path | None:
+    """Where the files of a source's adapter are; None where there is none, or where it would have to be fetched first.
 
-
-def adapter_folder(source: ModelSource) -> Path:
-    """Where the files of a source's adapter are; those on the Hub are fetched unless they are in the cache."""
-    adapter = source.adapter_source
-    assert adapter is not None
-    if adapter.kind == "local":
-        return Path(adapter.location)
-    folder = fetch_file(adapter, ADAPTER).parent
-    require_safetensors(fetch_file(adapter, ADAPTER_WEIGHTS))
-    return folder
-
-
-def cached_adapter(source: ModelSource) -> Path | None:
-    """The folder of a source's adapter, if there is one and its files are on this machine."""
+    Adapters on the Hub are fetched unless they are in the cache.
+    """
     adapter = source.adapter_source
     if adapter is None or adapter.kind == "local":
         return None if adapter is None else Path(adapter.location)
-    weights = _cached_file(adapter, ADAPTER_WEIGHTS)
-    return None if weights is None else weights.parent
+    if not fetch:
+        weights = _cached_file(adapter, ADAPTER_WEIGHTS)
+        return None if weights is None else weights.parent
+    require_safetensors(fetch_file(adapter, ADAPTER_WEIGHTS))
+    return fetch_file(adapter, ADAPTER).parent
 
 
 def adapter_tokenizer(source: ModelSource) -> ModelSource | None:

@@ -257,8 +257,8 @@ def load_backbone(
     except Exception as error:
         raise explain_failure(source, error) from error
     require_loaded(source, config, info, head=head or not source.adapter)
-    if source.adapter:
-        model = merge_adapter(model, adapter_folder(source))
+    if (folder := adapter_folder(source)) is not None:
+        merge_adapter(model, folder)
         model = model if head else model.base_model
     return model.eval()
 

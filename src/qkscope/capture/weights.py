@@ -226,38 +226,27 @@ def require_peft() -> Any:
     return peft
 
 
-def require_adapter_fits(folder: Path, model: Any) -> None:
-    """Refuse an adapter whose tensors do not fit a model (with its head) on torch's meta device; reads no weights."""
-    try:
-        inner, config = _part_and_config(model, folder)
-        wrapped = require_peft().get_peft_model(inner, config, low_cpu_mem_usage=True)
-    except Exception as error:
-        raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
-    _require_all_used(folder, wrapped)
+def merge_adapter(model: Any, folder: Path, *, weights: bool = True) -> None:
+    """Add an adapter's changes to the weights of the model (with its head) that it was trained on.
 
-
-def merge_adapter(model: Any, folder: Path) -> Any:
-    """The model (with its head) that an adapter was trained on, with the adapter's changes added to its weights."""
-    peft = require_peft()
+    Without `weights`, only refuse an adapter that does not fit; the model may be on torch's meta device.
+    """
+    peft, stated = require_peft(), _adapter_config(folder)
+    # What it was trained on, the whole model or its backbone alone, as its names show.
+    whole = f"base_model.model.{model.base_model_prefix}."
+    inner = model if any(name.startswith(whole) for name in read_header(folder / ADAPTER_WEIGHTS)) else model.base_model
     try:
-        inner, config = _part_and_config(model, folder)
-        wrapped = peft.PeftModel.from_pretrained(inner, str(folder), config=config)
-        _require_all_used(folder, wrapped)
-        wrapped.merge_and_unload(safe_merge=True)
+        config = peft.LoraConfig(inference_mode=True, **{key: stated[key] for key in SHAPING if key in stated})
+        if weights:
+            wrapped = peft.PeftModel.from_pretrained(inner, str(folder), config=config)
+            _require_all_used(folder, wrapped)
+            wrapped.merge_and_unload(safe_merge=True)
+        else:
+            _require_all_used(folder, peft.get_peft_model(inner, config, low_cpu_mem_usage=True))
     except ModelError:
         raise
     except Exception as error:  # of peft: other shapes, other layers, NaN
         raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
-    return model
-
-
-def _part_and_config(model: Any, folder: Path) -> tuple[Any, Any]:
-    """What the adapter was trained on, the whole model or its backbone alone, as its names show; and its config."""
-    stated = _adapter_config(folder)
-    config = require_peft().LoraConfig(inference_mode=True, **{key: stated[key] for key in SHAPING if key in stated})
-    whole = f"base_model.model.{model.base_model_prefix}."
-    is_whole = any(name.startswith(whole) for name in read_header(folder / ADAPTER_WEIGHTS))
-    return (model if is_whole else model.base_model), config
 
 
 def _require_all_used(folder: Path, wrapped: Any) -> None:
