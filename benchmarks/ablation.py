@@ -25,8 +25,7 @@ from qkscope.ablate.choice import HeadChoice
 from qkscope.ablate.study import ablate_study
 from qkscope.ablate.work import AblationSettings
 from qkscope.draw import style
-from qkscope.lenses.ablation.strength import NAME, STRENGTHS
-from qkscope.lenses.ablation.table import COURSE_FILE, EDITS, FILE, GROUPS_FILE
+from qkscope.lenses.ablation import COURSE_FILE, EDITS, FILE, GROUPS_FILE, NAME, STRENGTHS
 from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.report.drawings.loss import draw_loss
 from qkscope.results.read import load_results

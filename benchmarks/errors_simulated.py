@@ -30,12 +30,11 @@ from errors_population import (
 
 from qkscope.layers import LayerFacts
 from qkscope.lenses import measures, position
-from qkscope.lenses.categories import MIXED, POSITION_DOMINATED
+from qkscope.lenses.categories import MIXED, POSITION_DOMINATED, with_category
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.draws import drawn_heads
-from qkscope.lenses.paired import paired_changes
+from qkscope.lenses.long_tables import paired_changes
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.taxonomy import with_category
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import interval

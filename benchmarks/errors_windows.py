@@ -17,7 +17,7 @@ import torch
 
 from qkscope.capture.collect import collect_moments, make_batch
 from qkscope.lenses.base import HeadTable
-from qkscope.lenses.plasticity.table import TABLE as PLASTICITY
+from qkscope.lenses.plasticity import TABLE as PLASTICITY
 from qkscope.lenses.position import OWN
 from qkscope.lenses.rope.table import TABLE as ROPE
 from qkscope.lenses.rope.table import prediction_of

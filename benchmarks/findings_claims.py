@@ -10,7 +10,7 @@ import pandas as pd
 from findings_numbers import Number, Part, Place, Tables, spoken, table
 
 from qkscope.join.published import load_published_models
-from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.claims import CLAIMS
 from qkscope.lenses.claims.base import Claim
 from qkscope.stats.significance import SMALLEST, is_significant
 from qkscope.text import are, counted

@@ -20,8 +20,8 @@ import yaml
 from fidelity import CASES, ROOT, Case, unpack_speeches, unpack_weights
 from plasticity_errors import PAIRS, errors_with_queries, layers_of
 
+from qkscope.lenses.plasticity import plasticity
 from qkscope.lenses.plasticity.grid import cells_of, distance_class, first_seen
-from qkscope.lenses.plasticity.table import plasticity
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
@@ -222,15 +222,16 @@ def row_of(count: int, found: pd.DataFrame, whole: pd.DataFrame) -> str:
 
 def heads_of(moments: Moments) -> pd.DataFrame:
     """The closed form of every head of full-attention layers, however few the buckets."""
-    from qkscope.lenses.plasticity import closed_form, table
+    from qkscope.lenses import plasticity as lens
+    from qkscope.lenses.plasticity import closed_form
 
-    limits = closed_form.FEWEST, table.FEWEST_FOR_ENDS
-    closed_form.FEWEST = table.FEWEST_FOR_ENDS = 0  # here it is asked what they spare a reader
+    limits = closed_form.FEWEST, lens.FEWEST_FOR_ENDS
+    closed_form.FEWEST = lens.FEWEST_FOR_ENDS = 0  # here it is asked what they spare a reader
     try:
         chosen = [facts for facts in moments.layers.values() if facts.attention == "full"]
         parts = [plasticity(layer_sums(moments, facts.layer, range(facts.q_heads))) for facts in chosen]
     finally:
-        closed_form.FEWEST, table.FEWEST_FOR_ENDS = limits
+        closed_form.FEWEST, lens.FEWEST_FOR_ENDS = limits
     return pd.concat([pd.DataFrame(part) for part in parts], ignore_index=True)
 
 

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qkscope import Moments, capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
+from qkscope.lenses.plasticity import plasticity
 from qkscope.lenses.plasticity.grid import part_grid
-from qkscope.lenses.plasticity.table import plasticity
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from qkscope.lenses.paired import paired_changes
+from qkscope.lenses.long_tables import paired_changes
 
 
 def replicates(model, r_q, spread, groups=8):

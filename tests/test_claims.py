@@ -19,14 +19,13 @@ from qkscope import Moments
 from qkscope.kinds import CHECKPOINTS, MODELS
 from qkscope.layers import LayerFacts
 from qkscope.lenses.categories import classify
-from qkscope.lenses.claims.account import CLAIMS, COLUMNS, claim_rows
+from qkscope.lenses.claims import CLAIMS, claim_rows
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.claims.steps import against_keys
-from qkscope.lenses.means import mean_rows, means_table, tokens_row
 from qkscope.lenses.registry import registered
 from qkscope.lenses.rotation.table import TABLE as ROTATED
 from qkscope.lenses.rotation.table import averaged, rotated
-from qkscope.lenses.rows import own_columns, replicated_columns, with_errors
+from qkscope.lenses.rows import checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
@@ -36,6 +35,7 @@ from qkscope.results.read import Entries, Entry, load_results
 from qkscope.results.schema import LAYER_MEANS, REPLICATES
 from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error
+from qkscope.study.rows import RowSettings
 from qkscope.words.blocks import to_markdown
 from qkscope.words.phrases import plus_minus
 
@@ -278,17 +278,13 @@ def test_means_apart_by_category_are_those_of_the_heads_without_each_group():
     """Brute force: rotate every replicate, and average the heads of either side."""
     rng, t = np.random.default_rng(0), np.arange(64)[:, None] / 64 * np.eye(6)[0]
     facts = [LayerFacts(layer, HEADS, 2, 6, rotary="rotary") for layer in range(2)]
-    moments, found = Moments(capture_layout(64, buckets=4, groups=GROUPS), facts), []
+    moments = Moments(capture_layout(64, buckets=4, groups=GROUPS), facts)
     for layer in range(2):
         q, k = (rng.normal(size=(GROUPS, count, 64, 6)) for count in (HEADS, 2))
         q[:, :2] += 12 * t  # half of the heads
         moments.add(layer, q, k + 12 * t, groups=list(range(GROUPS)))
-        sums = layer_sums(moments, layer, range(HEADS), components=2)
-        without = replicated_columns([ROTATED], sums)[ROTATED.name]
-        columns = with_errors(ROTATED, sums, own_columns(ROTATED, sums), without)
-        rows = [tokens_row(sums), *mean_rows(ROTATED, sums, columns, without)]
-        found.append((64, layer, rows))
-    table = means_table(found, "m").set_index(["layer", "measure", "heads_of"])
+    rows = checkpoint_rows(moments, [ROTATED], RowSettings(components=2), model="m")[LAYER_MEANS]
+    table = rows.set_index(["layer", "measure", "heads_of"])
     sides = set()
     for layer in range(2):
         sums = layer_sums(moments, layer, range(HEADS), components=2)
@@ -621,7 +617,9 @@ def models():
 
 def test_the_table_has_a_row_per_entry_and_one_about_training(run):
     table = run.own.table("claims")
-    assert tuple(table.columns) == COLUMNS
+    assert " ".join(table.columns) == (
+        "claim said statistic model window population value value_se value_se_heads verdict found why"
+    )
     counts = table.groupby("claim").size()
     for claim in CLAIMS:
         assert counts[claim.name] == (3 if claim.about == "entry" else 1)

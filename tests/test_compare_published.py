@@ -24,10 +24,11 @@ from qkscope.compare.references import load_reference, shipped_references
 from qkscope.compare.tolerance import Noise
 from qkscope.compare.write import compare_results
 from qkscope.errors import InputError
+from qkscope.lenses.categories import with_category
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.rotation import TABLE
-from qkscope.lenses.taxonomy import category_counts, with_category
 from qkscope.results.read import Entries
+from summary_tables import category_counts
 from written import put
 
 NAME = "published:smollm3-3b"

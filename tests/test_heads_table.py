@@ -6,8 +6,8 @@ import pytest
 
 from published_table import invented
 from qkscope.errors import TableError
-from qkscope.lenses.derived import with_derived
 from qkscope.lenses.measures import TABLE
+from qkscope.lenses.registry import with_derived
 from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 from written import put

@@ -7,9 +7,19 @@ from scipy import stats
 
 from published_table import invented
 from qkscope.ablate.edits import EDIT_MAKERS
-from qkscope.lenses.ablation import strength
-from qkscope.lenses.ablation.strength import correlations, fisher_interval, independent_error, strengths_at
-from qkscope.lenses.ablation.table import COURSE, COURSE_FILE, EDITS, FILE, SPREAD, begins_at
+from qkscope.lenses import ablation as strength
+from qkscope.lenses.ablation import (
+    COURSE,
+    COURSE_FILE,
+    EDITS,
+    FILE,
+    SPREAD,
+    begins_at,
+    correlations,
+    fisher_interval,
+    independent_error,
+    strengths_at,
+)
 from qkscope.lenses.views import build_tables
 from qkscope.results.read import load_results
 

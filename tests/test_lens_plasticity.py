@@ -11,9 +11,7 @@ from scipy.stats import norm
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.plasticity.grid import cells_of, part_grid
-from qkscope.lenses.plasticity.products import plasticity_of
-from qkscope.lenses.plasticity.table import (
+from qkscope.lenses.plasticity import (
     MAP,
     PROFILE,
     TABLE,
@@ -21,6 +19,8 @@ from qkscope.lenses.plasticity.table import (
     plasticity,
     profile,
 )
+from qkscope.lenses.plasticity.grid import cells_of, part_grid
+from qkscope.lenses.plasticity.products import plasticity_of
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout

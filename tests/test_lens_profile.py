@@ -7,7 +7,7 @@ import pytest
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.profile.table import BEND, PROFILE, bend, profile
+from qkscope.lenses.profile import BEND, PROFILE, bend, profile
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout

@@ -13,8 +13,7 @@ from qkscope.lenses.rope.spectrum import base_of, rebased
 from qkscope.lenses.rope.split import shapley, together
 from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.study_sums import EntrySums, StudySums
-from qkscope.lenses.sums import layer_sums
+from qkscope.lenses.sums import EntrySums, StudySums, layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord

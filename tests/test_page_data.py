@@ -21,7 +21,7 @@ from published_table import NASTY, invented
 from qkscope.cli.main import main
 from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
-from qkscope.lenses.taxonomy import CATEGORIES, category_counts
+from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.views import build_tables
 from qkscope.page import assemble as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
@@ -31,6 +31,7 @@ from qkscope.page.write import page_html
 from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
+from summary_tables import category_counts
 from written import table_of
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)

@@ -9,7 +9,8 @@ import pytest
 
 from qkscope import Moments
 from qkscope.layers import LayerFacts
-from qkscope.lenses.plasticity import closed_form, table
+from qkscope.lenses import plasticity
+from qkscope.lenses.plasticity import closed_form
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.validation.kept import KeptLayer
 
@@ -36,7 +37,7 @@ def test_buckets_that_are_put_together_are_those_of_a_coarser_capture():
     found, expected = bench.heads_of(bench.put_together(fine, COARSE)), bench.heads_of(coarse)
     assert expected["ap"].between(0.01, 0.99).all()
     pd.testing.assert_frame_equal(found, expected, rtol=1e-9)
-    assert (closed_form.FEWEST, table.FEWEST_FOR_ENDS) == (4, 8)  # as before
+    assert (closed_form.FEWEST, plasticity.FEWEST_FOR_ENDS) == (4, 8)  # as before
 
 
 def test_a_sample_without_a_group_lacks_its_documents_and_no_others():

@@ -14,7 +14,7 @@ from families import YARN, tiny
 from qkscope import Moments, capture_moments
 from qkscope.capture.tap import Tap
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.lenses.plasticity.table import plasticity, profile
+from qkscope.lenses.plasticity import plasticity, profile
 from qkscope.lenses.rotated_means import bend_covariance, mean_curve, rotated_covariance
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout

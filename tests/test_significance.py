@@ -14,7 +14,7 @@ import pytest
 
 import shared
 from qkscope.compare.heads import compare_heads
-from qkscope.lenses.claims.account import claims_at
+from qkscope.lenses.claims import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.position import judge
@@ -88,7 +88,7 @@ def test_independent_errors_are_combined_by_welch_and_satterthwaite():
 
 
 def test_what_is_not_known_is_never_called_unchanged():
-    unknown = Change(0.2, 0.3, 0.1, math.nan, True)
+    unknown = Change(0.2, 0.3, 0.1, math.nan)
     assert unknown.outcome is Significance.UNKNOWN
     series = shape_of([0.2, 0.3], lambda i, j: math.nan)
     assert trend_phrase(series, ["a", "b"], number) == "has no known standard error (0.20 → 0.30)"

@@ -11,8 +11,7 @@ import pytest
 from qkscope.errors import MomentsFileError, QkscopeWarning
 from qkscope.layers import LayerFacts
 from qkscope.lenses.base import HeadTable, Lens, Measure
-from qkscope.lenses.derived import with_derived
-from qkscope.lenses.registry import head_tables, with_lens
+from qkscope.lenses.registry import head_tables, with_derived, with_lens
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from published_table import published_heads, read
-from qkscope.lenses.taxonomy import (
+from qkscope.lenses.categories import (
     CATEGORIES,
-    category_counts,
     classify,
     transitions,
     with_category,
 )
+from summary_tables import category_counts
 
 correlations = st.one_of(st.floats(-1, 1), st.sampled_from([0.3, -0.3, 0.7, -0.7, math.nan, 0.0, 1.0, -1.0]))
 

@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 
 from published_table import DISCORDANT, published_heads, read, window_heads
-from qkscope.lenses.concordance import concordance
-from qkscope.lenses.position import trajectory
 from qkscope.lenses.windows import window_dependence
+from summary_tables import concordance, trajectory
 
 
 def heads(rows, **extra):

@@ -12,7 +12,7 @@ from qkscope.capture.tap import AttentionCall
 from qkscope.cli.main import main
 from qkscope.errors import QkscopeError
 from qkscope.layers import LayerFacts
-from qkscope.lenses.plasticity.table import plasticity
+from qkscope.lenses.plasticity import plasticity
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV

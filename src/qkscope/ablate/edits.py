@@ -1,7 +1,7 @@
 """What is done to a head's scores: each edit takes one thing away and leaves the rest.
 
 A head's score of key j for query i is q_i.k_j. What the head's queries and keys are on average at each position comes
-from moments of other documents than those an edit is measured on. `lenses/ablation/table.py` says in words what each
+from moments of other documents than those an edit is measured on. `lenses/ablation.py` says in words what each
 edit takes away.
 """
 

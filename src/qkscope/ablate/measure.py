@@ -77,7 +77,7 @@ class EditSource:
 
     def _sums_without(self, layer: int, group: int) -> LayerSums:
         whole = layer_sums(self._moments, layer, self._heads[layer])
-        if whole.leave_out is None:
+        if whole.replication.method == "none":
             raise InputError(
                 f"layer {layer}: an edit is taken from other documents than it is measured on, but these moments "
                 f"cannot leave out a document group ({whole.replication.reason}); capture more documents or `groups`"

@@ -39,8 +39,8 @@ from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
-from qkscope.lenses.ablation.table import COURSE_FILE, COURSE_KEY, EDITS, GROUPS_FILE, GROUPS_KEY
-from qkscope.lenses.ablation.table import FILE as HEADS
+from qkscope.lenses.ablation import COURSE_FILE, COURSE_KEY, EDITS, GROUPS_FILE, GROUPS_KEY
+from qkscope.lenses.ablation import FILE as HEADS
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment

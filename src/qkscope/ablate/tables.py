@@ -16,7 +16,7 @@ import pandas as pd
 from qkscope.ablate.choice import Head, Unit
 from qkscope.ablate.measure import OutcomeRows
 from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation
-from qkscope.lenses.ablation.table import EDITS, SPREAD
+from qkscope.lenses.ablation import EDITS, SPREAD
 from qkscope.stats import significance
 from qkscope.stats.significance import Error, is_significant
 

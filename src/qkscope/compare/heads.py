@@ -19,9 +19,9 @@ from qkscope.compare.text import listed_names, quoted_names, window_note
 from qkscope.compare.tolerance import discovery_multiple
 from qkscope.errors import InputError
 from qkscope.lenses.base import error_name
+from qkscope.lenses.categories import with_category
+from qkscope.lenses.concordance import is_turned, sign_unsure
 from qkscope.lenses.draws import KEY, replicate_groups
-from qkscope.lenses.signs import is_turned, sign_unsure
-from qkscope.lenses.taxonomy import with_category
 from qkscope.results.read import ResultsFolder
 from qkscope.results.schema import REPLICATES
 from qkscope.stats import significance

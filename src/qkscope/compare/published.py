@@ -20,10 +20,9 @@ from qkscope.compare.tolerance import Noise
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.base import error_name
-from qkscope.lenses.categories import UNDEFINED
+from qkscope.lenses.categories import UNDEFINED, with_category
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.draws import KEY, drawn_heads
-from qkscope.lenses.taxonomy import with_category
 from qkscope.lenses.views import build_tables
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import ResultsFolder, read_study_table

@@ -6,6 +6,7 @@ A new analysis is a folder here and a line below.
 from qkscope.lenses import (
     ablation,
     across_models,
+    categories,
     claims,
     concordance,
     kind_of_layer,
@@ -20,7 +21,6 @@ from qkscope.lenses import (
     sample,
     score,
     shifted,
-    taxonomy,
     windows,
 )
 from qkscope.lenses.registry import register
@@ -28,7 +28,7 @@ from qkscope.lenses.registry import register
 ROOMS = (
     position,
     concordance,
-    taxonomy,
+    categories,
     kind_of_layer,
     windows,
     measures,

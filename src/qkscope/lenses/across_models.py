@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from qkscope.kinds import MODELS
 from qkscope.lenses.base import Figure, Lens, Summary
@@ -21,23 +23,15 @@ def entries_at(at: WindowView) -> pd.DataFrame | None:
     """One row per model: what its study and its weights say."""
     if at.study.kind != MODELS:
         return None
-    heads = at.heads.groupby("model")
     rows = []
     for entry in at.study.checkpoints:
-        record, mine = entry.record, heads.get_group(entry.name)
-        rows.append(
-            {
-                "model": entry.name,
-                "label": entry.label,
-                "family": record.family or "",
-                "parameters": float("nan") if record.parameters is None else float(record.parameters),
-                "tags": json.dumps(record.tags, ensure_ascii=False, sort_keys=True) if record.tags else "",
-                "window": at.window_of(entry.name),
-                "layers": int(mine["layer"].nunique()),
-                "heads": len(mine),
-                "documents": float("nan") if record.documents is None else float(record.documents),
-            }
-        )
+        record, heads = entry.record, at.of_entry(entry.name)
+        counts = (record.parameters, record.documents)
+        parameters, documents = (math.nan if count is None else float(count) for count in counts)
+        tags = json.dumps(record.tags, ensure_ascii=False, sort_keys=True) if record.tags else ""
+        who = {"model": entry.name, "label": entry.label, "family": record.family or "", "parameters": parameters}
+        size = {"window": at.window_of(entry.name), "layers": heads["layer"].nunique(), "heads": len(heads)}
+        rows.append({**who, "tags": tags, **size, "documents": documents})
     return pd.DataFrame(rows)
 
 
@@ -51,18 +45,17 @@ def roles_at(at: WindowView) -> pd.DataFrame | None:
     rows = at.components[at.components["model"].isin(at.names) & (at.components["pc"] < MOST_COMPONENTS)]
     if rows["pc"].nunique() < 2:
         return None  # a table of component 0 alone has no roles to distinguish
-    sized = rows.assign(r_q_abs=rows["r_q"].abs(), r_k_abs=rows["r_k"].abs())
     measures = ["r_q", "r_k", "r_q_abs", "r_k_abs", "explained_variance"]
+    sized = rows.assign(r_q_abs=rows["r_q"].abs(), r_k_abs=rows["r_k"].abs())
     parts = []
-    for name, part in [*((name, sized[sized["model"] == name]) for name in at.names), (EVERY_MODEL, sized)]:
-        means = part.groupby("pc")[measures].mean()
-        counts = part.groupby("pc")["r_q"].count().rename("heads")
-        parts.append(pd.concat([means, counts], axis=1).reset_index().assign(model=name))
-    table = pd.concat(parts, ignore_index=True)
-    return table[["model", "pc", *measures, "heads"]]
+    for name in (*at.names, EVERY_MODEL):
+        groups = (sized if name == EVERY_MODEL else sized[sized["model"] == name]).groupby("pc")
+        means = groups[measures].mean().assign(heads=groups["r_q"].count())
+        parts.append(means.reset_index().assign(model=name))
+    return pd.concat(parts, ignore_index=True)[["model", "pc", *measures, "heads"]]
 
 
-def at_component(table: pd.DataFrame, model: str, measure: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def at_component(table: pd.DataFrame, model: str, measure: str) -> NDArray[np.float64]:
     """A measure of one model over the components, in order."""
     rows = table[table["model"] == model].sort_values("pc")
     return np.asarray(rows[measure].to_numpy(dtype=np.float64))
@@ -79,8 +72,7 @@ LENS = Lens(
             title="Which Components Follow Position?",
             chart=Drawing("qkscope.report.drawings.components:draw_components", ("r_q", "r_k", "explained_variance")),
             caption="Mean r_q and r_k of each principal component (bars) and mean of their size (dashes). Heads of "
-            "both "
-            "signs cancel in a mean of r_k.",
+            "both signs cancel in a mean of r_k.",
             needs=(ROLES,),
         ),
     ),

@@ -1,15 +1,14 @@
 """What a lens is: one analysis of the sums, with everything that it writes, draws, says and shows.
 
 A lens is a value. It lists its tables (each column with its definition), how a layer's rows follow from the layer's
-sums, what can be derived head by head, tables that need several entries at once, the summaries over heads, the figures
-with their cards, and what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses
-and know none of them by name: a new analysis is one folder, one line in `qkscope.lenses`, and its test.
+sums, what can be derived head by head, tables that need several checkpoints at once, the figures with their cards, and
+what the page shows. The drivers of `tables`, `report` and `page` loop over the registered lenses and know none by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from qkscope.lenses.study_sums import StudySums
-    from qkscope.lenses.sums import LayerSums
+    from qkscope.lenses.sums import LayerSums, StudySums
     from qkscope.lenses.views import Results, WindowView
     from qkscope.stats.jackknife import Scale
 
@@ -95,42 +93,36 @@ class HeadTable:
     check: Callable[[pd.DataFrame, str], None] | None = None  # looks at a checkpoint's rows; warns
     needs_vectors: bool = False  # made only for checkpoints whose vectors were kept
 
-    @property
-    def kind(self) -> TableKind:
-        """What a row of its table is."""
-        if self.across == "pc" and self.name in (QK, COMPONENTS_TABLE):
-            return TABLES[self.name]
-        return table_kind(self.across, self.per)
+    # What follows from these:
+    kind: TableKind = field(init=False)  # what a row of its table is
+    table: str = field(init=False)  # that has these measures as columns; else a file of their own
+    key: tuple[str, ...] = field(init=False)  # the columns that identify a row
+    has_row_per_head: bool = field(init=False)  # whether a head has exactly one row at a window
+    names: tuple[str, ...] = field(init=False)  # of its own columns, without errors
+    texts: tuple[str, ...] = field(init=False)  # of its columns that are words
+    written: tuple[str, ...] = field(init=False)  # of columns, each followed by its error, and what is judged
 
-    @property
-    def table(self) -> str:
-        """The table that has these measures as columns; of those that another command writes, a file of their own."""
-        return self.name if self.rows is None else self.kind.name
+    def __post_init__(self) -> None:
+        published = self.across == "pc" and self.name in (QK, COMPONENTS_TABLE)
+        kind = TABLES[self.name] if published else table_kind(self.across, self.per)
+        derived = {
+            "kind": kind,
+            "table": self.name if self.rows is None else kind.name,
+            "key": kind.key,
+            "has_row_per_head": self.per == "head" and self.across is None,
+            "names": tuple(column.name for column in self.columns),
+            "texts": tuple(column.name for column in self.columns if column.text),
+            "written": (*_with_errors(self.columns), *(column.name for column in self.judged)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
-        return self.kind.key
-
-    @property
-    def has_row_per_head(self) -> bool:
-        """Whether a head has exactly one row at a window."""
-        return self.per == "head" and self.across is None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its own columns, without errors."""
-        return tuple(column.name for column in self.columns)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The names of its columns that are words."""
-        return tuple(column.name for column in self.columns if column.text)
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """The names of all that it writes: columns, each followed by its error, and what is judged."""
-        return (*_with_errors(self.columns), *(column.name for column in self.judged))
+    def with_averaged(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of its columns that are there, and, where all are, what follows from them for means over heads."""
+        columns = {name: values[name] for name in self.names if name in values}
+        if self.averaged is None or len(columns) < len(self.names):
+            return columns
+        return {**columns, **self.averaged(columns)}
 
 
 @dataclass(frozen=True)
@@ -196,9 +188,6 @@ class Summary:
     name: str
     build: Callable[[WindowView], pd.DataFrame | None]
     at_common_window: bool = True  # also made there, as `<name>_common.csv`
-    # The same rows, some entries at a time, for a table that has one for each head: it is written without being held,
-    # and pieces are made on all cores.
-    pieces: Callable[[WindowView], Sequence[Callable[[], pd.DataFrame]]] | None = None
     over_windows: WindowMeans | None = None  # what the page states of errors, where it has a row per entry and window
 
 

@@ -1,16 +1,38 @@
-"""Concordance: whether keys move with their queries along PC0 or against them, which cancel in a mean of r_k."""
+"""Whether keys move with their queries along PC0 or against them, and where the sign of r_k is not known.
+
+A component has no direction of its own: it is turned so that r_q is positive, or r_k where r_q is weak. If another
+sample of documents could have given an r_q of the other sign, the component could as well be turned the other way, and
+r_q and r_k with it. Two such numbers are compared the way round in which their r_k agree in sign.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from qkscope.draw.palette import AMBER
 from qkscope.lenses.base import Lens, Measure
-from qkscope.lenses.signs import CONCORDANCE
+from qkscope.lenses.pca import WEAK_R_Q
 
 SHARE = (0.0, 1.0)
+# Where r_q has no error: twice what the sign rule calls weak. Errors of single heads' r_q are mostly 0.01 to 0.05.
+SMALL_R_Q = 2 * WEAK_R_Q
+# Beyond this r_k a key clearly runs with (or against) the direction in which its queries drift.
+CONCORDANCE = 0.3
+
+
+def sign_unsure(heads: pd.DataFrame) -> NDArray[np.bool_]:
+    """Which heads could be turned round: r_q not significant (or small, without an error), or below 0.05."""
+    size = heads["r_q"].abs().to_numpy(dtype=np.float64)
+    sure = heads.get("sign_sure", pd.Series(np.nan, index=heads.index)).to_numpy(dtype=np.float64)
+    return np.asarray((sure == 0) | (np.isnan(sure) & (size < SMALL_R_Q)) | (size < WEAK_R_Q), dtype=bool)
+
+
+def is_turned(r_k: ArrayLike, other_r_k: ArrayLike, unsure: ArrayLike) -> NDArray[np.bool_]:
+    """Of heads whose sign is not known (on either side), those whose r_k have opposite signs."""
+    opposite = np.asarray(r_k, dtype=np.float64) * np.asarray(other_r_k, dtype=np.float64) < 0
+    return np.asarray(opposite & np.asarray(unsure, dtype=bool), dtype=bool)
 
 
 def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
@@ -27,19 +49,6 @@ def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
         weak=(heads["r_k"].abs() <= CONCORDANCE).astype(float),
         sign_unsure=(large & unsure).astype(float),
     )
-
-
-def concordance(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Per checkpoint: the shares of concordant, discordant, weak, unsure and undefined keys, mean r_k and |r_k|.
-
-    Shares are of all heads of the checkpoint, undefined ones and those of unsure sign included.
-    """
-    measured = with_concordance(heads).assign(undefined=heads["r_k"].isna().astype(float), r_k_abs=heads["r_k"].abs())
-    groups = measured.groupby("model", sort=False)
-    columns = ["concordant", "discordant", "weak", "sign_unsure", "undefined", "r_k", "r_k_abs"]
-    table = groups[columns].mean().reindex(list(models))
-    table.insert(0, "heads", groups.size())
-    return table.rename_axis("model").reset_index()
 
 
 LENS = Lens(

@@ -8,7 +8,6 @@ Bins are closed on the right, the first also on the left: what
 the second bin. The edges must be exactly those of `linspace`: 0.1 * 3 is another number than 0.3.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +32,6 @@ def depth_bins(depth: npt.ArrayLike) -> npt.NDArray[np.int64]:
         raise ValueError("a depth lies outside [0, 1]")
     right_closed = np.searchsorted(EDGES, values, side="left") - 1
     return np.maximum(right_closed, 0).astype(np.int64)
-
-
-def depth_means(heads: pd.DataFrame, column: str, models: Sequence[str]) -> pd.DataFrame:
-    """Mean of `column` over the heads of each (checkpoint, depth bin), in the ten published bins; NaN without heads."""
-    return DepthAxis().means(heads, column, models)
 
 
 @dataclass(frozen=True)
@@ -71,18 +65,6 @@ class DepthAxis:
     def part(self, cell: int) -> Part:
         """The heads of a cell."""
         return Part(layer=cell) if self.layers is not None else Part(EDGES[cell], EDGES[cell + 1])
-
-    def words(self, cell: int) -> str:
-        """A cell in running text."""
-        return f"layer {cell}" if self.layers is not None else f"depth {cell / N_BINS:.1f} to {(cell + 1) / N_BINS:.1f}"
-
-    def means(self, heads: pd.DataFrame, column: str, models: Sequence[str]) -> pd.DataFrame:
-        """Mean of `column` over the heads of each (checkpoint, cell); a cell without heads is NaN."""
-        placed = heads.assign(cell=self.cells(heads))
-        means = placed.pivot_table(index="model", columns="cell", values=column, aggfunc="mean", dropna=True)
-        means = means.reindex(index=list(models), columns=range(self.size))
-        means.columns = pd.Index(self.columns)
-        return means.rename_axis("model").reset_index()
 
 
 def layer_counts(heads: pd.DataFrame) -> dict[str, int]:

@@ -11,7 +11,7 @@ smoother.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -26,83 +26,73 @@ from qkscope.stats.significance import is_significant
 KEY = ["model", "layer", "head"]
 FREEDOM = "freedom"  # degrees of freedom of a head's standard errors
 WHERE = ("model", "layer", "head", "depth", "layer_kind", "window")
-REDRAWN = ("r_q", "r_k", "explained_variance", "sign_sure")  # in each draw; all else is as for the whole
+DRAWN = ("r_q", "r_k", "explained_variance")  # in each draw, and what follows from them; all else is as for the whole
 # Of component 0, and what derived columns follow from.
 OF_COMPONENT_0 = {*QK_COLUMNS, *(f"{name}_se" for name in QK_COLUMNS), *JUDGED_COLUMNS, FREEDOM, "gap_se", "layer_kind"}
 Array = NDArray[np.float64]
 
 
-def drawn_heads(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> Iterator[pd.DataFrame]:
-    """`heads` (component 0, one row per head) once for each document group, with drawn numbers; none without errors."""
-    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
-    if replicates is not None and groups:
-        yield from _drawn(heads, _joined(heads, replicates), groups)
+def drawn_heads(
+    heads: pd.DataFrame, replicates: pd.DataFrame | None, groups: Sequence[int] | None = None
+) -> Iterator[pd.DataFrame]:
+    """`heads` (component 0, one row per head) once for each document group, with drawn numbers; none without errors.
+
+    `groups` are those of which there are replicates, by default all that these rows have.
+    """
+    groups = replicate_groups(replicates) if groups is None else groups
+    if replicates is None or not groups:
+        return
+    rows = heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
+    n, n_without = rows["n_q"].to_numpy(float), replicated(rows, "n_q", groups)
+    whole = {name: heads[name].to_numpy(float) for name in DRAWN}
+    without = {name: replicated(rows, name, groups) for name in DRAWN}
+    drawn = {name: np.full((len(groups), len(heads)), np.nan) for name in DRAWN}
+    for at in rows_of_entries(heads["model"]).values():
+        # Each checkpoint has its own documents, and so its own group sizes.
+        sizes = np.nansum(n[at] - n_without[:, at], axis=1)
+        known = np.flatnonzero(sizes > 0)
+        if len(known) < FEWEST_GROUPS:
+            continue
+        r_q, r_k, explained = ((whole[name][at], without[name][:, at][known]) for name in DRAWN)
+        draws = (*drawn_correlations(r_q, r_k, sizes[known]), scaled_replicates(*explained, sizes[known]))
+        for name, numbers in zip(DRAWN, draws, strict=True):
+            block = drawn[name][:, at]
+            block[known] = numbers
+            drawn[name][:, at] = block
+    for number in range(len(groups)):
+        draw = heads.assign(**{name: values[number] for name, values in drawn.items()})
+        if "sign_sure" in heads.columns:  # by the rule of tables; errors are those of the whole
+            draw["sign_sure"] = is_significant(draw["r_q"], draw["r_q_se"], len(groups) - 1)
+        yield draw
 
 
 def draw_tables(
     heads: pd.DataFrame, replicates: pd.DataFrame | None, derive: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> list[pd.DataFrame]:
     """The same as tables of numbers, with what lenses derive; made for some entries at a time, large ones on disk."""
-    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
+    groups = replicate_groups(replicates)
     if replicates is None or not groups:
         return []
-    places = rows_of_entries(replicates["model"])
+    places, tables = rows_of_entries(replicates["model"]), [SpillingTable() for _ in groups]
     known = [name for name in heads.columns if name in OF_COMPONENT_0]
-    tables = [SpillingTable() for _ in groups]
     for block in in_blocks(heads[known]):
         there = [replicates.iloc[places[name]] for name in block["model"].unique() if name in places]
-        rows = _joined(block, pd.concat(there) if there else replicates.iloc[:0])
-        for gathered, draw in zip(tables, _drawn(block, rows, groups), strict=True):
-            gathered.add(_numbers_of(derive(draw), known))
+        draws = drawn_heads(block, pd.concat([replicates.iloc[:0], *there]), groups)
+        for gathered, draw in zip(tables, draws, strict=True):
+            made = derive(draw)
+            # What a draw is kept for: who, where, and the numbers that differ between draws, in half the memory.
+            kept = [name for name in WHERE if name in made.columns]
+            others = [name for name in made.columns if name in (*DRAWN, "sign_sure") or name not in (*known, *kept)]
+            others = [name for name in others if pd.api.types.is_numeric_dtype(made[name].dtype)]
+            numbers = made[others].to_numpy(dtype=np.float32, na_value=np.nan)
+            numbers = pd.DataFrame(numbers, index=made.index, columns=others)
+            gathered.add(pd.concat([made[kept], numbers], axis=1))
     return [gathered.table() for gathered in tables]
-
-
-def _joined(heads: pd.DataFrame, replicates: pd.DataFrame) -> pd.DataFrame:
-    """The replicates of each of these heads."""
-    return heads[KEY].merge(replicates, on=KEY, how="left", validate="one_to_one")
-
-
-def _drawn(heads: pd.DataFrame, rows: pd.DataFrame, groups: list[int]) -> Iterator[pd.DataFrame]:
-    r_q, r_k, explained = (
-        (heads[name].to_numpy(float), replicated(rows, name, groups)) for name in ("r_q", "r_k", "explained_variance")
-    )
-    drawn_q, drawn_k, shares = (np.full((len(groups), len(heads)), np.nan) for _ in range(3))
-    without = replicated(rows, "n_q", groups)
-    for at in rows_of_entries(heads["model"]).values():
-        # Each checkpoint has its own documents, and so its own group sizes.
-        sizes = np.nansum(rows["n_q"].to_numpy(float)[at] - without[:, at], axis=1)
-        known = np.flatnonzero(sizes > 0)
-        if len(known) < FEWEST_GROUPS:
-            continue
-        of_q, of_k, of_share = ((whole[at], each[:, at][known]) for whole, each in (r_q, r_k, explained))
-        draws = (*drawn_correlations(of_q, of_k, sizes[known]), scaled_replicates(*of_share, sizes[known]))
-        for target, numbers in zip((drawn_q, drawn_k, shares), draws, strict=True):
-            block = target[:, at]
-            block[known] = numbers
-            target[:, at] = block
-    for number in range(len(groups)):
-        drawn = heads.assign(r_q=drawn_q[number], r_k=drawn_k[number], explained_variance=shares[number])
-        yield drawn.assign(sign_sure=_sign_sure(drawn, len(groups) - 1)) if "sign_sure" in heads.columns else drawn
-
-
-def _numbers_of(heads: pd.DataFrame, known: list[str]) -> pd.DataFrame:
-    """What a draw is kept for: who, where, and the numbers that differ between draws, in half the memory."""
-    kept = [name for name in WHERE if name in heads.columns]
-    others = [name for name in heads.columns if name in REDRAWN or name not in (*known, *kept)]
-    others = [name for name in others if pd.api.types.is_numeric_dtype(heads[name].dtype)]
-    numbers = heads[others].to_numpy(dtype=np.float32, na_value=np.nan)
-    return pd.concat([heads[kept], pd.DataFrame(numbers, index=heads.index, columns=others)], axis=1)
-
-
-def _sign_sure(drawn: pd.DataFrame, freedom: float) -> Array:
-    """Whose sign would be sure in a draw, by the rule of tables; errors are those of the whole."""
-    return is_significant(drawn["r_q"], drawn["r_q_se"], freedom)
 
 
 def groups_freedom(replicates: pd.DataFrame | None) -> float:
     """Degrees of freedom of standard errors from these rows: the fewest that any have where they do not say."""
-    groups = [] if replicates is None or replicates.empty else replicate_groups(replicates)
-    return float(max(len(groups), FEWEST_GROUPS) - 1)
+    return float(max(len(replicate_groups(replicates)), FEWEST_GROUPS) - 1)
 
 
 def freedom_of(heads: pd.DataFrame) -> Array:
@@ -118,14 +108,15 @@ def drawn_correlations(r_q: tuple[Array, Array], r_k: tuple[Array, Array], sizes
     return sign * drawn_q, sign * drawn_k
 
 
-def replicated(rows: pd.DataFrame, name: str, groups: list[int]) -> Array:
+def replicated(rows: pd.DataFrame, name: str, groups: Sequence[int]) -> Array:
     """A column without each of the groups in turn: (groups, rows)."""
     return np.stack([rows[f"{name}_without_{group}"].to_numpy(float) for group in groups])
 
 
-def replicate_groups(replicates: pd.DataFrame) -> list[int]:
+def replicate_groups(replicates: pd.DataFrame | None) -> list[int]:
     """The document groups that have replicates; none where they are too few for errors."""
-    prefix = "r_q_without_"
-    named = [name for name in replicates.columns if name.startswith(prefix)]
-    groups = [int(name.removeprefix(prefix)) for name in named if replicates[name].notna().any()]
+    if replicates is None or replicates.empty:
+        return []
+    named = [name for name in replicates.columns if name.startswith("r_q_without_")]
+    groups = [int(name.rpartition("_")[2]) for name in named if replicates[name].notna().any()]
     return groups if len(groups) >= FEWEST_GROUPS else []

@@ -7,11 +7,13 @@ that: `all` in the row over all heads, and a row for each kind where an entry ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from qkscope.draw.palette import AMBER, BLUE
 from qkscope.lenses.base import Lens
 from qkscope.results.schema import CHUNKED, FULL, NOPE, ROTARY, SLIDING, UNKNOWN
 from qkscope.stats.means import EVERY_HEAD, Part
@@ -33,23 +35,19 @@ def with_layer_kind(heads: pd.DataFrame) -> pd.DataFrame:
     codes = np.stack([pd.factorize(column, use_na_sentinel=False)[0] for column in columns])
     _, first, which = np.unique(codes, axis=1, return_index=True, return_inverse=True)
     names = [
-        _name(str(rotary), str(attention), float(window), limited)
+        kind_name(str(rotary), str(attention), float(window), limited=limited)
         for rotary, attention, window in zip(*(column.iloc[first] for column in columns), strict=True)
     ]
     return heads.assign(layer_kind=pd.Series(names).take(which.reshape(-1)).set_axis(heads.index))
 
 
-def kind_name(rotary: str, attention: str, window: int | None) -> str:
-    """A layer's kind with how far it attends: `rotary, sliding 512`."""
-    return _name(rotary, attention, float("nan") if window is None else float(window), limited=True)
-
-
-def _name(rotary: str, attention: str, window: float, limited: bool) -> str:
+def kind_name(rotary: str, attention: str, window: float | None, *, limited: bool = True) -> str:
+    """A layer's kind, `rotary, sliding 512`; without how far it attends where no layer is `limited`."""
     position = _POSITIONS.get(rotary, "")
     if not limited:
         return position
     reach = "full" if attention in ("", FULL) else attention
-    if attention in (SLIDING, CHUNKED) and pd.notna(window):
+    if attention in (SLIDING, CHUNKED) and window is not None and pd.notna(window):
         reach += f" {int(window):,}"
     return f"{position}, {reach}" if position else reach
 
@@ -78,11 +76,6 @@ def part_of(kind: str) -> Part:
     return EVERY_HEAD if kind == EVERY_KIND else Part(layer_kind=kind)
 
 
-def heads_of_kind(heads: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The same heads, as rows of a table."""
-    return heads if kind == EVERY_KIND else heads[heads["layer_kind"] == kind]
-
-
 def over_all_heads(summary: pd.DataFrame) -> pd.DataFrame:
     """A summary's rows over all heads; the whole of one without layer types."""
     if "layer_kind" not in summary.columns:
@@ -107,6 +100,26 @@ def unusual_layers(heads: pd.DataFrame) -> dict[int, str]:
             words = [word for word in kind.replace(",", "").split() if word not in apart and not word.isdigit()]
             unusual[layer] = " ".join(words) or kind
     return unusual
+
+
+@dataclass(frozen=True)
+class KindMark:
+    """How one kind of layer is drawn."""
+
+    colour: str
+    marker: str
+
+
+_ROTARY, _NOPE = KindMark(BLUE, "o"), KindMark(AMBER, "^")
+_USUAL = {"rotary": _ROTARY, "rotary, full": _ROTARY, "NoPE": _NOPE, "NoPE, full": _NOPE}
+# Far apart in lightness as well as in hue; more kinds than these begin again.
+_OTHERS = (KindMark("#0f766e", "s"), KindMark("#9d174d", "D"), KindMark("#4c1d95", "v"), KindMark("#65a30d", "P"))
+
+
+def kind_marks(kinds: Sequence[str]) -> dict[str, KindMark]:
+    """The marks of these kinds: rotary and NoPE layers with full attention always look the same."""
+    others = [kind for kind in kinds if kind not in _USUAL]
+    return {kind: _USUAL.get(kind) or _OTHERS[others.index(kind) % len(_OTHERS)] for kind in kinds}
 
 
 LENS = Lens(

@@ -14,12 +14,14 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.draws import KEY
+from qkscope.lenses.concordance import is_turned, sign_unsure
+from qkscope.lenses.draws import KEY, replicate_groups, replicated
 from qkscope.lenses.kind_of_layer import part_of, rows_by_kind
-from qkscope.lenses.paired import paired_changes
 from qkscope.lenses.views import Results, WindowView
-from qkscope.results.mapped import drop_page_cache
-from qkscope.stats.means import HeadPanel, over_heads
+from qkscope.results.mapped import NO_ROWS, SpillingTable, drop_page_cache, rows_of_entries
+from qkscope.stats import significance
+from qkscope.stats.jackknife import false_discoveries, jackknife_error, p_values
+from qkscope.stats.means import over_heads
 from qkscope.stats.significance import Significance
 
 MEANS_COLUMNS = (
@@ -32,6 +34,11 @@ CHANGES_COLUMNS = (
 )  # fmt: skip
 # Of a change, where a lens knows them: the part that window and RoPE base explain, and the weights; what is left.
 ATTRIBUTION = ("window_and_base", "window_and_base_se", "weights", "weights_se", "unexplained", "unexplained_se")
+MEASURED = ("r_q", "r_k")  # whose changes are judged head by head
+HEAD_CHANGES = [
+    "from_model", "to_model", "layer", "head", "turned",
+    *(f"{name}{part}" for name in MEASURED for part in ("_change", "_change_se", "_changed")),
+]  # fmt: skip
 SIGNIFICANT = {Significance.CHANGED: 1.0, Significance.UNCHANGED: 0.0, Significance.UNKNOWN: math.nan}
 
 
@@ -48,46 +55,27 @@ def means_pieces(results: Results, measures: Sequence[str] | None = None) -> lis
 
 def _checkpoint_means(results: Results, name: str, measures: Sequence[str] | None) -> pd.DataFrame:
     drop_page_cache()  # of the checkpoint before
-    rows: list[tuple[object, ...]] = []
-    for view, role in _roles(results, name):
-        known = measures if measures is not None else view.mean_measures
-        rows += _view_means(view.panel, name, view, view.window_of(name), role, known)
-    own, seen = results.own, {row[1] for row in rows}
-    if own.windows is not None:
-        panel, places = own.window_panel(name), own.windows_of_entry(name)
-        known = [each for each in own.redrawn_measures if measures is None or each in measures]
-        for window in (window for window in places if window not in seen):
-            rows += _view_means(panel, str(int(window)), own, window, "doubling", known, name)
-    return pd.DataFrame(rows, columns=list(MEANS_COLUMNS))
-
-
-def _roles(results: Results, name: str) -> list[tuple[WindowView, str]]:
-    """The choices of windows at which a checkpoint has numbers of its own, and what each is."""
     own, common = results.own, results.common
-    if common is None or (name in common.names and common.window_of(name) == own.window_of(name)):
-        return [(own, "own+common")]
-    return [(own, "own"), *([(common, "common")] if name in common.names else [])]
-
-
-def _view_means(
-    panel: HeadPanel,
-    place: str,
-    view: WindowView,
-    window: float,
-    role: str,
-    measures: Sequence[str],
-    name: str | None = None,
-) -> list[tuple[object, ...]]:
-    """A checkpoint's rows at one window; `place` is what the panel calls it."""
-    model, rows = name or place, []
-    for kind in rows_by_kind(view.of_entry(model)["layer_kind"]):
-        part = part_of(kind)
-        numbers = over_heads([panel.values(measure, place, part) for measure in measures])
-        for measure, (heads, mean, spread, *quartiles) in zip(measures, numbers.tolist(), strict=True):
-            if heads:
-                errors = panel.error(measure, place, part), panel.head_error(measure, place, part).size
-                rows.append((model, window, role, kind, measure, int(heads), mean, spread, *errors, *quartiles))
-    return rows
+    views = {"own": own} | ({"common": common} if common is not None and name in common.names else {})
+    if common is None or len({view.window_of(name) for view in views.values()}) < len(views):
+        views = {"own+common": own}
+    # Where numbers are, what the place is called there, the window, what it is to the checkpoint, and what is known.
+    places = [(at.panel, name, at.window_of(name), role, at.mean_measures) for role, at in views.items()]
+    doublings = [each for each in own.windows_of_entry(name) if each not in {window for _, _, window, *_ in places}]
+    if doublings:
+        panel = own.window_panel(name)
+        places += [(panel, str(int(each)), each, "doubling", own.redrawn_measures) for each in doublings]
+    rows: list[tuple[object, ...]] = []
+    for panel, place, window, role, known in places:
+        wanted = known if measures is None else [each for each in measures if role != "doubling" or each in known]
+        for kind in rows_by_kind(own.of_entry(name)["layer_kind"]):
+            part = part_of(kind)
+            numbers = over_heads([panel.values(measure, place, part) for measure in wanted])
+            for measure, (heads, mean, spread, *quartiles) in zip(wanted, numbers.tolist(), strict=True):
+                if heads:
+                    errors = panel.error(measure, place, part), panel.head_error(measure, place, part).size
+                    rows.append((name, window, role, kind, measure, int(heads), mean, spread, *errors, *quartiles))
+    return pd.DataFrame(rows, columns=list(MEANS_COLUMNS))
 
 
 def changes_table(results: Results, measures: Sequence[str] | None = None) -> pd.DataFrame | None:
@@ -100,17 +88,12 @@ def changes_pieces(results: Results, measures: Sequence[str] | None = None) -> l
     """What makes the rows of each step at each choice of windows."""
     if not results.own.study.one_run:
         return []
-    return [
-        partial(_step_changes, view, before, after, measures)
-        for view in results.views()
-        for before, after in steps(view)
-    ]
-
-
-def steps(view: WindowView) -> list[tuple[str, str]]:
-    """Each checkpoint and the next; the first and the last, where others lie between."""
-    names = list(view.names)
-    return [*itertools.pairwise(names), *([(names[0], names[-1])] if len(names) > 2 else [])]
+    pieces = []
+    for view in results.views():
+        names = view.names
+        ends = [(names[0], names[-1])] if len(names) > 2 else []
+        pieces += [partial(_step_changes, view, *step, measures) for step in (*itertools.pairwise(names), *ends)]
+    return pieces
 
 
 def _step_changes(view: WindowView, before: str, after: str, measures: Sequence[str] | None) -> pd.DataFrame:
@@ -146,4 +129,46 @@ def head_changes(results: Results) -> Iterator[pd.DataFrame]:
             yield changes.assign(windows="common" if view.common else "own")
 
 
-HEAD_CHANGES_KEY = ("from_model", "to_model", "windows", *KEY[1:])
+def paired_changes(
+    heads: pd.DataFrame, replicates: pd.DataFrame, pairs: Sequence[tuple[str, str]]
+) -> pd.DataFrame | None:
+    """Which heads changed between the checkpoints of each pair; None where there are too few groups for errors.
+
+    Differences are taken head by head and without each group of documents, so what documents do to both checkpoints
+    cancels. Among hundreds of heads some look changed by chance: those that are called changed are chosen so that at
+    most one in twenty of them is expected to be (Benjamini and Hochberg). Where the sign of a head is not known, a flip
+    is no change: the earlier numbers are turned round (`turned`).
+    """
+    groups = replicate_groups(replicates)
+    if not groups or not pairs:
+        return None
+    own = heads[[*KEY, *MEASURED]].assign(unsure=sign_unsure(heads))
+    without = replicates.drop(columns=list(MEASURED))
+    of_heads, of_replicates = rows_of_entries(own["model"]), rows_of_entries(without["model"])
+
+    def entry(model: str) -> pd.DataFrame:
+        one, other = own.iloc[of_heads.get(model, NO_ROWS)], without.iloc[of_replicates.get(model, NO_ROWS)]
+        return one.merge(other, on=KEY, validate="one_to_one").set_index(["layer", "head"])
+
+    changes, last = SpillingTable(), (pairs[0][0], entry(pairs[0][0]))
+    for before, after in pairs:
+        one, last = last[1] if last[0] == before else entry(before), (after, entry(after))
+        changes.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[HEAD_CHANGES])
+    return changes.table()
+
+
+def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFrame:
+    shared = one.index.intersection(two.index)
+    one, two = one.loc[shared], two.loc[shared]
+    turned = is_turned(one["r_k"], two["r_k"], one["unsure"] | two["unsure"])
+    way = np.where(turned, -1.0, 1.0)
+    table = shared.to_frame(index=False).assign(turned=turned.astype(float))
+    sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
+    for name in MEASURED:
+        difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)
+        without = replicated(two, name, groups) - way * replicated(one, name, groups)
+        error = jackknife_error(difference, without, sizes)
+        p = p_values(difference, error, len(groups))
+        changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
+        table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
+    return table

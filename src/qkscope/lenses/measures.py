@@ -15,6 +15,7 @@ from scipy.linalg.lapack import dpotrf, dtrtri
 from qkscope.lenses.base import Figure, HeadTable, Lens, Measure, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import NO_VARIANCE, Array, one_blas_thread
+from qkscope.lenses.stacks import repeated
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.replicates import BucketMeans
 from qkscope.moments.second_moments import Statistics
@@ -39,48 +40,43 @@ COLUMNS = (
         for measure, (words, title) in _WORDS.items()
         for name in ("queries", "keys")
     ),
-    Measure(
-        "best_pc",
-        "The component, of those kept, with the largest absolute r_q.",
-        "",
-        error=None,
-        kind="code",
-        title="best component",
-    ),
+    Measure("best_pc", "The component, of those kept, with the largest absolute r_q.", "", error=None, kind="code",
+            title="best component"),
     Measure("best_r_q", "The r_q of that component.", "", CORRELATION, "fisher", title="r_q of the best component"),
-    Measure(
-        "best_is_pc0",
-        "1 if that component is component 0, otherwise 0.",
-        "",
-        SHARE,
-        error=None,
-        title="heads whose best component is PC0",
-        kind="indicator",
-    ),
-)
+    Measure("best_is_pc0", "1 if that component is component 0, otherwise 0.", "", SHARE, error=None,
+            title="heads whose best component is PC0", kind="indicator"),
+)  # fmt: skip
 
 
 def measures(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """All measures of a layer's heads; query heads that read the same keys share the keys' numbers."""
+    """All measures of a layer's heads; query heads that read the same keys share the keys' numbers.
+
+    decode, share and shape are NaN where vectors do not vary, or are fewer than their dimensions. The best component of
+    a replicate is the whole's, so that its r_q has an error.
+    """
     first, which = sums.first_readers, sums.distinct_keys[1]
     keys = of_kind(sums.k.take(first), sums.bucket_means("k").take(first))
-    queries = of_kind(sums.q, sums.bucket_means("q"))
-    columns = {f"{name}_q": values for name, values in queries.items()}
+    columns = {f"{name}_q": values for name, values in of_kind(sums.q, sums.bucket_means("q")).items()}
     columns |= {f"{name}_k": values[which] for name, values in keys.items()}
-    return {**columns, **best_component(sums)}
+    sizes = np.abs(sums.principal.r_q if sums.whole is None else repeated(sums.whole.principal.r_q, sums.copies))
+    best = np.nan_to_num(sizes, nan=-1.0).argmax(axis=1)
+    known = np.isfinite(sizes).any(axis=1)
+    r_q = np.take_along_axis(sums.principal.r_q, best[:, None], axis=1)[:, 0]
+    of_best = {"best_pc": best, "best_r_q": r_q, "best_is_pc0": best == 0}
+    return columns | {name: np.where(known, values, np.nan) for name, values in of_best.items()}
 
 
 def of_kind(of: Statistics, buckets: BucketMeans) -> dict[str, Array]:
-    """decode, share and shape of queries or of keys; NaN where they do not vary, or are fewer than their dimensions."""
+    """decode, share and shape of queries or of keys."""
     trace = np.trace(of.cov_xx, axis1=-2, axis2=-1)
     exists = (trace > NO_VARIANCE * of.spread) & (of.var_t > 0) & (of.n >= of.mean_x.shape[-1])
+    weights = (buckets.n / buckets.n.sum(axis=1, keepdims=True))[..., None]
+    means = np.where(buckets.n[..., None] == 0, 0.0, buckets.mean)  # buckets without tokens count for nothing
+    centre = (weights * means).sum(axis=1, keepdims=True)
+    between = (weights * (means - centre) ** 2).sum(axis=(1, 2))  # Σ_b n_b |μ_b − μ|² / n
     with np.errstate(invalid="ignore", divide="ignore"):
         linear = (of.cov_xt**2).sum(axis=-1) / (of.var_t * trace)
-        shares = {
-            "decode": read_out(of.cov_xx, of.cov_xt) / of.var_t,
-            "share": linear,
-            "shape": between_buckets(buckets) / trace,
-        }
+        shares = {"decode": read_out(of.cov_xx, of.cov_xt) / of.var_t, "share": linear, "shape": between / trace}
     return {name: np.where(exists, np.clip(values, 0.0, 1.0), np.nan) for name, values in shares.items()}
 
 
@@ -121,31 +117,6 @@ def _without_faintest(cov_xx: Array, cov_xt: Array) -> Array:
     return np.asarray(np.divide(along, values, out=np.zeros_like(along), where=used).sum(axis=1))
 
 
-def between_buckets(buckets: BucketMeans) -> Array:
-    """Σ_b n_b |μ_b − μ|² / n of each head; buckets without tokens count for nothing."""
-    weights = (buckets.n / buckets.n.sum(axis=1, keepdims=True))[..., None]
-    means = np.where(buckets.n[..., None] == 0, 0.0, buckets.mean)
-    centre = (weights * means).sum(axis=1, keepdims=True)
-    return np.asarray((weights * (means - centre) ** 2).sum(axis=(1, 2)))
-
-
-def best_component(sums: LayerSums) -> dict[str, Array]:
-    """The component with the largest absolute r_q; a replicate's is the whole's, so that its r_q has an error."""
-    sizes = sums.shared(_sizes)
-    best = np.nan_to_num(sizes, nan=-1.0).argmax(axis=1)
-    known = np.isfinite(sizes).any(axis=1)
-    r_q = np.take_along_axis(sums.principal.r_q, best[:, None], axis=1)[:, 0]
-    return {
-        "best_pc": np.where(known, best, np.nan),
-        "best_r_q": np.where(known, r_q, np.nan),
-        "best_is_pc0": np.where(known, best == 0, np.nan),
-    }
-
-
-def _sizes(sums: LayerSums) -> Array:
-    return np.abs(sums.principal.r_q)
-
-
 TABLE = HeadTable(FILE, COLUMNS, measures, stackable=True)
 
 
@@ -165,8 +136,7 @@ LENS = Lens(
                 )
             ),
             caption="What a linear read-out of whole queries or keys recovers of position (left), and how much of "
-            "their "
-            "variance lies between positions (right).",
+            "their variance lies between positions (right).",
         ),
     ),
     views=(

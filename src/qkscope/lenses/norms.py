@@ -23,94 +23,32 @@ SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
 COLUMNS = (
     Measure("rms_q", "Root mean square length of queries.", "vector", SIZE, title="query norm"),
     Measure("rms_k", "Root mean square length of keys.", "vector", SIZE, title="key norm"),
-    Measure(
-        "mean_part_q",
-        "Share of the mean squared length of queries that is their mean.",
-        "",
-        SHARE,
-        title="share of the mean in query norm",
-    ),
-    Measure(
-        "mean_part_k",
-        "Share of the mean squared length of keys that is their mean.",
-        "",
-        SHARE,
-        title="share of the mean in key norm",
-    ),
-    Measure(
-        "score_mean",
-        "Mean query times mean key: the mean score over all pairs of the window.",
-        "score",
-        title="mean score",
-    ),
-    Measure(
-        "score_std",
-        "Standard deviation of the score of a query and a key drawn independently from the window.",
-        "score",
-        SIZE,
-        title="score spread",
-    ),
-    Measure(
-        "score_scale",
-        "What the model multiplies scores by before softmax.",
-        "",
-        SIZE,
-        error=None,
-        kind="constant",
-        title="score scale",
-    ),
-    Measure(
-        "logit_std", "score_std times score_scale: the spread that softmax sees.", "logit", SIZE, title="logit spread"
-    ),
-    Measure(
-        "effective_rank",
-        "exp of the entropy of the eigenvalues of queries and keys together, as shares: how many dimensions they use.",
-        "dimensions",
-        (1.0, np.inf),
-        title="effective rank",
-    ),
-    Measure(
-        "participation_ratio",
-        "Squared sum over sum of squares of the same eigenvalues: the same, with less weight on small eigenvalues.",
-        "dimensions",
-        (1.0, np.inf),
-        title="participation ratio",
-    ),
-    Measure(
-        "score_level",
-        "What at most one in as many pairs as the window has tokens can exceed in size (Chebyshev): on average no more "
-        "than one key per query.",
-        "score",
-        SIZE,
-        title="score level",
-    ),
-    Measure(
-        "score_bound",
-        "What no pair of a summed query and a summed key can exceed in size, whatever their documents (Samuelson); far "
-        "above what occurs.",
-        "score",
-        SIZE,
-        title="upper bound of a score",
-    ),
-    Measure(
-        "score_max_sampled",
-        "Largest size of a score between a kept query and a kept key of its document that it can attend to; empty "
-        "where no vectors were kept.",
-        "score",
-        SIZE,
-        error=None,
-        title="largest sampled score",
-    ),
-    Measure(
-        "pairs_sampled",
-        "Pairs among which that is the largest.",
-        "pairs",
-        SIZE,
-        error=None,
-        kind="constant",
-        title="sampled pairs",
-    ),
-)
+    Measure("mean_part_q", "Share of the mean squared length of queries that is their mean.", "", SHARE,
+            title="share of the mean in query norm"),
+    Measure("mean_part_k", "Share of the mean squared length of keys that is their mean.", "", SHARE,
+            title="share of the mean in key norm"),
+    Measure("score_mean", "Mean query times mean key: the mean score over all pairs of the window.", "score",
+            title="mean score"),
+    Measure("score_std", "Standard deviation of the score of a query and a key drawn independently from the window.",
+            "score", SIZE, title="score spread"),
+    Measure("score_scale", "What the model multiplies scores by before softmax.", "", SIZE, error=None, kind="constant",
+            title="score scale"),
+    Measure("logit_std", "score_std times score_scale: the spread that softmax sees.", "logit", SIZE,
+            title="logit spread"),
+    Measure("effective_rank", "exp of the entropy of the eigenvalues of queries and keys together, as shares: how many "
+            "dimensions they use.", "dimensions", (1.0, np.inf), title="effective rank"),
+    Measure("participation_ratio", "Squared sum over sum of squares of the same eigenvalues: the same, with less "
+            "weight on small eigenvalues.", "dimensions", (1.0, np.inf), title="participation ratio"),
+    Measure("score_level", "What at most one in as many pairs as the window has tokens can exceed in size (Chebyshev): "
+            "on average no more than one key per query.", "score", SIZE, title="score level"),
+    Measure("score_bound", "What no pair of a summed query and a summed key can exceed in size, whatever their "
+            "documents (Samuelson); far above what occurs.", "score", SIZE, title="upper bound of a score"),
+    Measure("score_max_sampled", "Largest size of a score between a kept query and a kept key of its document that it "
+            "can attend to; empty where no vectors were kept.", "score", SIZE, error=None,
+            title="largest sampled score"),
+    Measure("pairs_sampled", "Pairs among which that is the largest.", "pairs", SIZE, error=None, kind="constant",
+            title="sampled pairs"),
+)  # fmt: skip
 
 
 def norms(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
@@ -120,10 +58,15 @@ def norms(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     scale = np.full(len(q.n), np.nan if sums.facts.score_scale is None else sums.facts.score_scale)
     spread, pairs = np.sqrt(variance), q.n * k.n
     largest, of_pairs = largest_scores(sums)
+    columns = {}
     with np.errstate(invalid="ignore", divide="ignore"):
+        for kind, of in (("q", q), ("k", k)):
+            of_mean = (of.mean_x**2).sum(axis=-1)
+            whole = np.trace(of.cov_xx, axis1=-2, axis2=-1) + of_mean  # E|x|²
+            columns[f"rms_{kind}"] = np.sqrt(whole)
+            columns[f"mean_part_{kind}"] = np.where(whole > 0, np.clip(of_mean / whole, 0.0, 1.0), np.nan)
         return {
-            **{f"rms_{kind}": np.sqrt(squared_length(of)) for kind, of in (("q", q), ("k", k))},
-            **{f"mean_part_{kind}": _mean_part(of) for kind, of in (("q", q), ("k", k))},
+            **columns,
             "score_mean": mean,
             "score_std": spread,
             "score_scale": scale,
@@ -134,16 +77,6 @@ def norms(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
             "score_max_sampled": largest,
             "pairs_sampled": of_pairs,
         }
-
-
-def squared_length(of: Statistics) -> Array:
-    """E|x|², of any leading shape."""
-    return np.asarray(np.trace(of.cov_xx, axis1=-2, axis2=-1) + (of.mean_x**2).sum(axis=-1))
-
-
-def _mean_part(of: Statistics) -> Array:
-    whole = squared_length(of)
-    return np.where(whole > 0, np.clip((of.mean_x**2).sum(axis=-1) / whole, 0.0, 1.0), np.nan)
 
 
 def score_moments(mean_q: Array, cov_q: Array, mean_k: Array, cov_k: Array) -> tuple[Array, Array]:
@@ -213,49 +146,32 @@ def visible(position: NDArray[np.int64], facts: LayerFacts) -> Mask:
 
 # --- by position bucket ------------------------------------------------------------------------------
 
-BUCKETS_FILE = "norms_buckets"
 BUCKET_COLUMNS = (
     Measure("rms_q", "Root mean square length of the bucket's queries.", "vector", SIZE),
     Measure("rms_k", "Root mean square length of the bucket's keys.", "vector", SIZE),
-    Measure(
-        "score_std",
-        "Standard deviation of the score of one of the bucket's queries with a key of this or an earlier bucket.",
-        "score",
-        SIZE,
-        error=None,
-    ),
-)
+    Measure("score_std", "Standard deviation of the score of one of the bucket's queries with a key of this or an "
+            "earlier bucket.", "score", SIZE, error=None),
+)  # fmt: skip
 
 
 def norms_by_bucket(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """(heads, buckets) of each column; a replicate has lengths alone, with the whole's covariances."""
-    lengths = {"rms_q": _lengths(sums, "q"), "rms_k": _lengths(sums, "k")}
-    if sums.whole is not None:
-        unknown = np.full(lengths["rms_q"].shape, np.nan)
-        return {**lengths, "score_std": unknown}
-    return {**lengths, "score_std": _spreads(sums)}
-
-
-def _lengths(sums: LayerSums, kind: Kind) -> Array:
-    """Root mean square length in each bucket: what varies is the whole's, the mean a replicate's own."""
-    traces, means = sums.shared(bucket_traces)[kind], sums.bucket_means(kind).mean
-    return np.asarray(np.sqrt(traces + (means**2).sum(axis=-1)))
+    columns = {}
+    for kind, traces in sums.shared(bucket_traces).items():
+        columns[f"rms_{kind}"] = np.sqrt(traces + (sums.bucket_means(kind).mean ** 2).sum(axis=-1))
+    spreads = np.full(columns["rms_q"].shape, np.nan)
+    if sums.whole is None:
+        queries, (mean_k, cov_k) = sums.q_buckets, so_far(sums.k_buckets)
+        for head, key in enumerate(sums.distinct_keys[1]):  # all heads at once would copy the keys for each
+            variance = score_moments(queries.mean_x[head], queries.cov_xx[head], mean_k[key], cov_k[key])[1]
+            spreads[head] = np.sqrt(variance)
+    return {**columns, "score_std": spreads}
 
 
 def bucket_traces(sums: LayerSums) -> dict[Kind, Array]:
     """How far queries and keys vary in each bucket, all directions together: (heads, buckets)."""
     queries, keys = (np.trace(of.cov_xx, axis1=-2, axis2=-1) for of in (sums.q_buckets, sums.k_buckets))
     return {"q": queries, "k": keys[sums.distinct_keys[1]]}
-
-
-def _spreads(sums: LayerSums) -> Array:
-    """Standard deviation of scores: queries of each bucket, keys of all buckets up to it."""
-    queries, (mean_k, cov_k), which = sums.q_buckets, so_far(sums.k_buckets), sums.distinct_keys[1]
-    spreads = np.empty(queries.n.shape)
-    for head, key in enumerate(which):  # one head at a time: all at once would copy the keys for each
-        _, variance = score_moments(queries.mean_x[head], queries.cov_xx[head], mean_k[key], cov_k[key])
-        spreads[head] = np.sqrt(variance)
-    return spreads
 
 
 def so_far(keys: Statistics) -> tuple[Array, Array]:
@@ -272,15 +188,9 @@ def so_far(keys: Statistics) -> tuple[Array, Array]:
 
 
 BUCKETS = HeadTable(
-    BUCKETS_FILE,
-    BUCKET_COLUMNS,
-    norms_by_bucket,
-    across="bucket",
-    detail=True,
-    stackable=True,
+    "norms_buckets", BUCKET_COLUMNS, norms_by_bucket, across="bucket", detail=True, stackable=True,
     holds_fixed="covariances within buckets",
-)
-
+)  # fmt: skip
 TABLE = HeadTable(FILE, COLUMNS, norms, stackable=True)
 
 LENS = Lens(

@@ -22,6 +22,7 @@ WEAK_R_Q = 0.05  # below this r_q carries no usable sign, and r_k decides the or
 # Of the queries' (keys') own spread: what rounding leaves of a projection that does not vary. Never of both together:
 # a head's queries may be any number of times larger than its keys.
 NO_VARIANCE = 1e-12
+_blas = lru_cache(maxsize=1)(ThreadpoolController)  # looking for libraries takes longer than a layer's eigenvectors
 NEARBY = 8  # eigenvectors beyond those asked for, among which a replicate's are found
 
 
@@ -50,21 +51,14 @@ class Eigen:
     vectors: Array  # (heads, d, d)
     trace: Array  # (heads,): the pool's whole variance
 
-    def leading(self, components: int) -> tuple[Array, Array]:
-        """The largest eigenvalues (heads, components), never below 0, and their vectors (heads, d, components)."""
-        kept = min(components, self.values.shape[1])
-        values = np.maximum(self.values[:, ::-1][:, :kept], 0.0)  # rounding can leave -1e-17
-        return values, np.ascontiguousarray(self.vectors[:, :, ::-1][:, :, :kept])
-
 
 def head_components(q: Statistics, k: Statistics, components: int, eigen: Eigen | None = None) -> HeadComponents:
     """The leading `components` of each head; `q` and `k` have one entry per head (keys already matched)."""
     eigen = eigen or pooled_eigen(q, k)
-    values, vectors = eigen.leading(components)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        following = np.maximum(eigen.values[:, ::-1][:, 1 : values.shape[1] + 1], 0.0)
-        gap = 1.0 - _padded(following, values.shape[1]) / values
-    return _along(q, k, vectors, _explained(values, eigen.trace), gap)
+    values, kept = np.maximum(eigen.values[:, ::-1], 0.0), min(components, eigen.values.shape[1])  # not -1e-17
+    vectors = np.ascontiguousarray(eigen.vectors[:, :, ::-1][:, :, :kept])
+    following = np.pad(values, ((0, 0), (0, 1)))[:, 1 : kept + 1]  # 0 after the last one of all
+    return _along(q, k, vectors, values[:, :kept], following, eigen.trace)
 
 
 def matched_components(
@@ -77,15 +71,13 @@ def matched_components(
     """
     if eigen is None:
         unknown = np.full_like(whole.explained_variance, np.nan)
-        return _along(q, k, whole.directions, unknown, unknown, oriented=True)
+        return _along(q, k, whole.directions, unknown, unknown, q.spread, oriented=True)
     overlap = np.einsum("hdc,hdj->hcj", whole.directions, eigen.vectors)
     matches = _assigned(np.abs(overlap))  # (heads, components): which of the replicate's eigenvectors
     sign = np.where(np.take_along_axis(overlap, matches[..., None], axis=2)[..., 0] < 0, -1.0, 1.0)
     vectors = np.take_along_axis(eigen.vectors, matches[:, None, :], axis=2) * sign[:, None, :]
     values = np.maximum(np.take_along_axis(eigen.values, matches, axis=1), 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gap = 1.0 - _largest_behind(eigen.values, matches) / values
-    return _along(q, k, vectors, _explained(values, eigen.trace), gap, oriented=True)
+    return _along(q, k, vectors, values, _largest_behind(eigen.values, matches), eigen.trace, oriented=True)
 
 
 def _assigned(overlap: Array) -> NDArray[np.intp]:
@@ -111,24 +103,18 @@ def _largest_behind(values: Array, matches: NDArray[np.intp]) -> Array:
     return behind
 
 
-def _padded(values: Array, components: int) -> Array:
-    """The next eigenvalue of each component; 0 after the last one of all."""
-    missing = components - values.shape[1]
-    return np.pad(values, ((0, 0), (0, missing))) if missing > 0 else values
-
-
-def _explained(values: Array, trace: Array) -> Array:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(trace[:, None] > 0, values / trace[:, None], np.nan)
-
-
 def _along(
-    q: Statistics, k: Statistics, vectors: Array, explained: Array, gap: Array, oriented: bool = False
+    q: Statistics, k: Statistics, vectors: Array, values: Array, following: Array, trace: Array, oriented: bool = False
 ) -> HeadComponents:
-    """What queries and keys do along given directions; oriented by the published rule unless they are already."""
+    """What queries and keys do along given directions; oriented by the published rule unless they are already.
+
+    `values` are the directions' variances, `following` the next largest, `trace` the whole variance (heads,).
+    """
     r_q, alpha, mu_q = _against_position(q, vectors)
     r_k, beta, mu_k = _against_position(k, vectors)
     sign = np.ones_like(r_q) if oriented else orientation(r_q, r_k)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        explained, gap = np.where(trace[:, None] > 0, values / trace[:, None], np.nan), 1.0 - following / values
     return HeadComponents(
         explained_variance=explained,
         gap=gap,
@@ -142,12 +128,6 @@ def _along(
         n_k=k.n,
         directions=vectors * sign[:, None, :],
     )
-
-
-@lru_cache(maxsize=1)
-def _blas() -> ThreadpoolController:
-    """The loaded BLAS libraries; looking for them takes longer than a layer's eigenvectors."""
-    return ThreadpoolController()
 
 
 def pooled_covariance(q: Statistics, k: Statistics) -> Array:

@@ -6,7 +6,7 @@ Component 0 (PC0) is what figures, categories and most other lenses are about.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -30,7 +30,6 @@ from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)
 FISHER: Literal["fisher"] = "fisher"
-MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")  # of the published trajectory
 
 COLUMNS = (
     Measure("explained_variance", "Share of the variance of queries and keys together on the component.", "", SHARE,
@@ -78,17 +77,16 @@ def judge(of: Judged) -> Mapping[str, NDArray[np.float64]]:
     }
 
 
+def components_of(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """Every component that tables keep."""
+    columns = {column.name: getattr(sums.principal, column.name) for column in COLUMNS}
+    columns |= {name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}
+    return {name: values[:, : sums.components] if values.ndim == 2 else values for name, values in columns.items()}
+
+
 def leading_component(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """Component 0 alone, one number per head."""
     return {name: values[:, 0] if values.ndim == 2 else values for name, values in components_of(sums).items()}
-
-
-def components_of(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
-    """Every component that tables keep."""
-    principal, components = sums.principal, sums.components
-    columns = {column.name: getattr(principal, column.name) for column in COLUMNS}
-    columns = {name: values[:, :components] if values.ndim == 2 else values for name, values in columns.items()}
-    return {**columns, **{name: columns[name].astype(np.int64) for name in ("n_q", "n_k")}}
 
 
 def warn_undefined(table: pd.DataFrame, model: str) -> None:
@@ -114,29 +112,14 @@ def warn_undefined(table: pd.DataFrame, model: str) -> None:
 
 
 OWN = HeadTable(
-    "qk",
-    COLUMNS,
-    components_of,
-    "own",
-    across="pc",
-    stackable=True,
-    check=warn_undefined,
-    judged=JUDGED,
-    judge=judge,
+    "qk", COLUMNS, components_of, "own", across="pc", stackable=True, check=warn_undefined, judged=JUDGED, judge=judge
 )
 COMMON = replace(OWN, name="components", windows="common")
 # Component 0 at every window; its replicates are what errors of means and shares over heads are made of.
 LEADING = HeadTable(
-    "position",
-    COLUMNS,
-    leading_component,
-    "every",
-    stackable=True,
-    judged=JUDGED,
-    judge=judge,
+    "position", COLUMNS, leading_component, "every", stackable=True, check=warn_undefined, judged=JUDGED, judge=judge,
     replicated=("explained_variance", "r_q", "r_k", "n_q"),
-    check=warn_undefined,
-)
+)  # fmt: skip
 
 
 def qk_table(
@@ -164,16 +147,6 @@ def with_measures(heads: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def trajectory(heads: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Per checkpoint in this order: heads, window, and mean and standard deviation over heads of each of MEASURES."""
-    groups = with_measures(heads).groupby("model", sort=False)
-    columns: dict[str, pd.Series] = {"heads": groups.size(), "window": groups["window"].max()}
-    for measure in MEASURES:
-        columns[measure] = groups[measure].mean()
-        columns[f"{measure}_std"] = groups[measure].std()
-    return pd.DataFrame(columns).reindex(list(models)).rename_axis("model").reset_index()
-
-
 LENS = Lens(
     name="position",
     title="Position signal",
@@ -197,8 +170,8 @@ LENS = Lens(
             "depth",
             title="Position Correlation by Depth",
             chart=DepthMap(("r_q", "r_k"), margin="discordant"),
-            caption="Mean r_q and r_k of the heads at each depth, one row each. The margin gives the "
-            "share of discordant heads, whose keys track position in reverse.",
+            caption="Mean r_q and r_k of the heads at each depth, one row each. The margin gives the share of "
+            "discordant heads, whose keys track position in reverse.",
             number=3,
         ),
         Figure(

@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from qkscope.lenses.base import HeadTable, Lens, StudyBuild, Summary
-from qkscope.results.schema import TABLES
+import pandas as pd
+
+from qkscope.lenses.base import HeadTable, Lens, StudyBuild
+from qkscope.lenses.draws import FREEDOM, groups_freedom
+from qkscope.results.schema import JUDGED_COLUMNS, TABLES
 
 _LENSES: list[Lens] = []
 
 
 def register(lens: Lens) -> Lens:
     """Add an analysis: from now on every run, report and page has it. Names must be new."""
-    names = {each.name for each in _LENSES} | {figure.name for each in _LENSES for figure in each.figures}
-    summaries = {summary.name for each in _LENSES for summary in each.summaries}
-    sources = {name for each in _LENSES for name in _sources(each)}
-    columns = {column for each in _LENSES for column in _columns(each)}
-    on_page = {name for each in _LENSES for name in _on_page(each)}
-    for name, known in (
-        *((name, names) for name in (lens.name, *(figure.name for figure in lens.figures if figure.name != lens.name))),
-        *((name, sources) for name in _sources(lens)),
-        *((summary.name, summaries) for summary in lens.summaries),
-        *((name, on_page) for name in _on_page(lens)),
-    ):
-        if name in known:
-            raise ValueError(f"lens {lens.name!r}: {name!r} is taken by another lens")
     taken = [each.name for each in lens.tables if each.name in TABLES and each.table != each.name]
     if taken:
         raise ValueError(f"lens {lens.name!r}: {taken[0]!r} is the name of a table, and cannot be that of its measures")
-    own = _columns(lens)
-    for table, column in own:
-        if (table, column) in columns or own.count((table, column)) > 1:
-            raise ValueError(f"lens {lens.name!r}: the table {table!r} has a measure {column!r} already")
+    names, known = _names(lens), {name for each in _LENSES for name in _names(each)}
+    for name in names:
+        if name in known or names.count(name) > 1:
+            kind, *words = name
+            problem = (
+                "the table {!r} has a measure {!r} already" if kind == "measure" else "{!r} is taken by another lens"
+            )
+            raise ValueError(f"lens {lens.name!r}: {problem.format(*words)}")
     _LENSES.append(lens)
     return lens
 
 
-def _sources(lens: Lens) -> list[str]:
-    """Names of its sets of measures, and files of its other tables."""
-    of_study = [table.file for each in lens.of_study for table in each.tables]
-    return [*(table.name for table in lens.tables), *of_study]
-
-
-def _columns(lens: Lens) -> list[tuple[str, str]]:
-    """Each column that it adds to a table, with the table's name."""
-    return [(each.table, column) for each in lens.tables for column in each.written]
-
-
-def _on_page(lens: Lens) -> list[str]:
-    """By what names the page's own views find a lens's data."""
-    return [*(detail.name for detail in lens.details), *(view.name for view in lens.own_views)]
+def _names(lens: Lens) -> list[tuple[str, ...]]:
+    """All names that no other lens may have, by what they are names of."""
+    figures = (figure.name for figure in lens.figures if figure.name != lens.name)
+    of_study = (table.file for each in lens.of_study for table in each.tables)
+    return [
+        *(("lens or figure", name) for name in (lens.name, *figures)),
+        *(("source", name) for name in (*(table.name for table in lens.tables), *of_study)),
+        *(("summary", summary.name) for summary in lens.summaries),
+        *(("page", each.name) for each in (*lens.details, *lens.own_views)),
+        *(("measure", table.table, column) for table in lens.tables for column in table.written),
+    ]
 
 
 def registered() -> tuple[Lens, ...]:
@@ -77,11 +68,6 @@ def tables_of_commands() -> tuple[str, ...]:
     return tuple(files)
 
 
-def all_summaries() -> tuple[Summary, ...]:
-    """The summaries of all lenses, in order."""
-    return tuple(summary for lens in registered() for summary in lens.summaries)
-
-
 @contextmanager
 def with_lens(lens: Lens) -> Iterator[None]:
     """Register a lens for the length of a block."""
@@ -90,3 +76,24 @@ def with_lens(lens: Lens) -> Iterator[None]:
         yield
     finally:
         _LENSES.remove(lens)
+
+
+def derived(heads: pd.DataFrame, lenses: Sequence[Lens]) -> pd.DataFrame:
+    """Heads with what these lenses derive."""
+    for lens in lenses:
+        heads = heads if lens.derive is None else lens.derive(heads)
+    return heads
+
+
+def with_derived(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> pd.DataFrame:
+    """A checkpoint's rows at all windows, with what all lenses derive behind component 0 itself."""
+    if "r_q" not in heads.columns:
+        return heads
+    parts, plain = [], heads.assign(attention_window=heads["attention_window"].astype(float))
+    for window, rows in plain.groupby("window", sort=False):
+        here = None if replicates is None else replicates[replicates["window"] == window]
+        parts.append(derived(rows.assign(**{FREEDOM: groups_freedom(here)}), registered()))
+    # How layer types are named depends on the whole study, so no file has it.
+    new = pd.concat(parts).drop(columns=[*heads.columns, FREEDOM, "layer_kind"], errors="ignore")
+    place = list(heads.columns).index(JUDGED_COLUMNS[-1]) + 1
+    return pd.concat([heads.iloc[:, :place], new, heads.iloc[:, place:]], axis=1)

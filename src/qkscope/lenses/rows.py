@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeWarning
 from qkscope.lenses.base import HeadTable, Judged, error_name
-from qkscope.lenses.means import MeanRow, has_means, mean_rows, means_table, tokens_row
-from qkscope.lenses.pca import one_blas_thread
+from qkscope.lenses.categories import classify, dominated
+from qkscope.lenses.pca import Array, one_blas_thread
 from qkscope.lenses.sums import LayerSums, layer_sums
-from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import (
@@ -35,6 +34,7 @@ from qkscope.results.schema import (
     REPLICATES,
 )
 from qkscope.stats.jackknife import Scale, jackknife_error
+from qkscope.stats.means import HEADS_OF, TOKENS, WITHOUT
 from qkscope.study.heads import choose_heads
 from qkscope.study.rows import RowSettings
 from qkscope.text import counted
@@ -49,6 +49,17 @@ Columns = Mapping[str, NDArray[Any]]  # of a layer
 
 
 @dataclass(frozen=True)
+class MeanRow:
+    """A measure's mean over some heads of a layer: those that have a value."""
+
+    measure: str
+    heads_of: str
+    heads: int
+    mean: float
+    without: Array  # (groups,): the mean without each document group
+
+
+@dataclass(frozen=True)
 class LayerRows:
     """A layer at a window: what it is, and the columns of each set of measures, by the set's name."""
 
@@ -56,10 +67,10 @@ class LayerRows:
     heads: Sequence[int]
     kv_heads: Sequence[int]
     facts: Mapping[str, Any]  # the same for all its rows
-    places: Mapping[str, Columns]  # by table: what all heads have in common at a place
+    places: Columns  # what all heads have in common at a position bucket
     columns: Mapping[str, Columns]
     # (1 + groups, heads): of the columns whose replicates are kept, from all documents, then without each group.
-    replicates: Mapping[str, NDArray[np.float64]]
+    replicates: Mapping[str, Array]
     means: Sequence[MeanRow]
 
 
@@ -68,14 +79,21 @@ def checkpoint_rows(
 ) -> dict[str, pd.DataFrame]:
     """One checkpoint's rows of each table, by its name: windows, then layers, heads and places.
 
-    `sets` are the sets of measures to compute. Beside their tables, means over each layer's heads of whatever has one
+    `sets` are the sets of measures to compute. Next to their tables, means over each layer's heads of whatever has one
     row per head, and the replicates of what says so.
     """
     sets = [each for each in sets if settings.detail or not each.detail]
     sets = [each for each in sets if settings.vectors is not None or not each.needs_vectors]
     chosen = choose_heads(moments.layers.values(), settings.heads, settings.layers)
-    wanted = {each.name: set_windows(each, moments.layout, settings) for each in sets}
-    every = dict.fromkeys(window for windows in wanted.values() for window in windows)
+    own = settings.own or moments.layout.context
+    common = (moments.layout.common if settings.common_of_sums else settings.common) or own
+    choices = {
+        "own": [own],
+        "common": [common] if common != own else [],
+        "own and common": [own, common],
+        "every": [own, common, *(window for window in moments.layout.windows() if window < own)],
+    }
+    every = dict.fromkeys(window for each in sets for window in choices[each.windows])
     n_layers = CheckpointRecord.read(moments.provenance).n_layers or max(moments.layers) + 1
     moments.settle()  # before threads read it
 
@@ -85,84 +103,73 @@ def checkpoint_rows(
             sums = layer_sums(
                 moments, layer, chosen[layer], window, settings.components, settings.skip, settings.vectors
             )
-            rows.append(layer_rows([each for each in sets if window in wanted[each.name]], sums, n_layers, window))
+            rows.append(layer_rows([each for each in sets if window in choices[each.windows]], sums, n_layers, window))
             sums.release()
         return rows
 
     by_layer = over_layers(of_layer, chosen)
     rows = [layer[place] for place in range(len(every)) for layer in by_layer]  # windows, then layers
-    roles = window_roles(moments.layout, settings)
-    tables = finished_tables(sets, rows, model, roles)
-    made = [each for each in sets if each.table in tables]
-    checks = {(each.check, window): each for each in made if each.check is not None for window in wanted[each.name]}
-    for (check, window), each in checks.items():
-        rows_there = tables[each.table]
-        check(rows_there[rows_there["window"] == window], model)
+    roles = dict.fromkeys(every, "doubling") | {common: "common"} | {own: "own+common" if own == common else "own"}
+    there = {name for each in rows for name in each.columns}
+    made = [each for each in sets if each.name in there]
+    tables = {
+        name: finished([each for each in sets if each.table == name], rows, model, roles.__getitem__)
+        for name in dict.fromkeys(each.table for each in made)
+    }
+    if any(each.replicated for each in sets):
+        tables[REPLICATES] = _replicates_table(rows, model)
+    if any(each.has_row_per_head for each in sets):
+        tables[LAYER_MEANS] = _means_table(rows, model)
+    checks = {(each.check, window): tables[each.table] for each in made for window in choices[each.windows]}
+    for (check, window), table in checks.items():
+        if check is not None:
+            check(table[table["window"] == window], model)
     warn_of_zero_errors(made, tables, model)
     return tables
+
+
+def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:
+    """`analyse` of each layer, on all cores: small eigenproblems share out well, but not within one of them."""
+    with one_blas_thread(), ThreadPoolExecutor(cpu_count()) as pool:
+        return list(pool.map(analyse, layers))
+
+
+# --- a layer's numbers --------------------------------------------------------------------------------
 
 
 def layer_rows(sets: Sequence[HeadTable], sums: LayerSums, n_layers: int, window: int) -> LayerRows:
     """What these sets of measures say of one layer over one window, as arrays."""
     columns: dict[str, Columns] = {each.name: own_columns(each, sums) for each in sets}
     without = replicated_columns(sets, sums)
-    replicated: dict[str, NDArray[np.float64]] = {}
-    means = [tokens_row(sums)]
+    sizes, groups = np.array(sums.replication.sizes), list(sums.replication.groups)
+    tokens, kept = np.full(sums.groups, np.nan), {}
+    tokens[groups] = sizes.sum() - sizes
+    means = [MeanRow(TOKENS, HEADS_OF[None], len(sums.heads), float(sums.q.n.max()), tokens)]
     for each in sets:
         replicates = without[each.name]
         columns[each.name] = with_errors(each, sums, columns[each.name], replicates)
-        _require_shapes(each, columns[each.name], len(sums.heads))
-        replicated |= {
-            name: _by_group(columns[each.name][name], replicates.get(name), sums) for name in each.replicated
-        }
-        means += mean_rows(each, sums, columns[each.name], replicates) if has_means(each) else []
-    tables = {each.table for each in sets}
-    return LayerRows(
-        window=window,
-        heads=sums.heads,
-        kv_heads=sums.kv_heads,
-        facts=_layer_facts(sums, n_layers),
-        places={table: _bucket_places(sums) for table in tables if table == "buckets"},
-        columns=columns,
-        replicates=replicated,
-        means=means,
-    )
-
-
-def set_windows(measures: HeadTable, layout: Layout, settings: RowSettings) -> list[int]:
-    """The windows at which a set of measures is computed for a checkpoint."""
-    own, common = _own_and_common(layout, settings)
-    doublings = [*(window for window in layout.windows() if window < own), own]
-    windows = {
-        "own": [own],
-        "common": [common] if common != own else [],
-        "own and common": [own, common],
-        "every": [own, common, *doublings],
+        for name in each.replicated:
+            kept[name] = np.full((1 + sums.groups, len(sums.heads)), np.nan)
+            kept[name][0] = columns[each.name][name]
+            if name in replicates:
+                kept[name][1 + np.array(groups, dtype=int)] = replicates[name]
+        means += mean_rows(each, sums, columns[each.name], replicates) if each.has_row_per_head else []
+    facts, places = sums.facts, {}
+    if any(each.table == "buckets" for each in sets):
+        edges = np.asarray(sums.edges)
+        places = {"start": edges[:-1], "end": edges[1:], "position": sums.q_buckets.mean_t}
+    of_layer = {name: getattr(facts, name) for name in ("layer", "rotary", "rotary_dims", "head_dim", "attention")}
+    of_layer |= {
+        "attention_window": facts.attention_window,
+        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
+        "documents": sums.documents,
+        "errors": sums.replication.words,
     }
-    return list(dict.fromkeys(windows[measures.windows]))
-
-
-def window_roles(layout: Layout, settings: RowSettings) -> Callable[[int], str]:
-    """What a window is to a checkpoint: `own`, `common`, `own+common`, or one of the `doubling`s."""
-    own, common = _own_and_common(layout, settings)
-
-    def role(window: int) -> str:
-        return "+".join(name for name, size in (("own", own), ("common", common)) if size == window) or "doubling"
-
-    return role
-
-
-def _own_and_common(layout: Layout, settings: RowSettings) -> tuple[int, int]:
-    own = settings.own or layout.context
-    stated = layout.common if settings.common_of_sums else settings.common
-    return own, own if stated is None else stated
-
-
-# --- a layer's numbers --------------------------------------------------------------------------------
+    return LayerRows(window, sums.heads, sums.kv_heads, of_layer, places, columns, kept, means)
 
 
 def own_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """The lens's own columns of one layer: exactly those that it declares."""
+    """The lens's own columns of one layer, or of a stack of replicates: exactly those that it declares."""
     if measures.rows is None:
         raise ValueError(f"{measures.name} is not made from sums")
     columns = {name: np.asarray(values) for name, values in measures.rows(sums).items()}
@@ -170,6 +177,11 @@ def own_columns(measures: HeadTable, sums: LayerSums) -> dict[str, NDArray[Any]]
         odd = sorted(set(columns) ^ set(measures.names))[0]
         state = "not computed" if odd in measures.names else "not declared"
         raise ValueError(f"{measures.name}: measure {odd!r} is {state}")
+    units = len(sums.heads) if measures.per == "head" else sums.copies
+    count = 1 if measures.across is None else next(values.shape[1] for values in columns.values() if values.ndim == 2)
+    for name, values in columns.items():
+        if values.shape not in ((units,), (units, count)):
+            raise ValueError(f"{measures.name}: measure {name!r} has shape {values.shape} for {units} {measures.per}s")
     return columns
 
 
@@ -179,25 +191,18 @@ def replicated_columns(sets: Sequence[HeadTable], sums: LayerSums) -> dict[str, 
     Sets take turns with each replicate, so that of those with bucket covariances of their own few are there at once.
     """
     parts: dict[str, list[dict[str, NDArray[Any]]]] = {each.name: [] for each in sets}
+    needed = [each for each in sets if each.judge or each.replicated or any(c.error for c in each.columns)]
     for stack in sums.stacks:
-        for each in filter(_is_replicated, sets):
+        for each in needed:
             for part in (stack,) if each.stackable else stack.unstacked:
                 columns = own_columns(each, part.alone if each.own_buckets else part)
-                parts[each.name].append({name: _by_copy(values, part.copies) for name, values in columns.items()})
-        stack.forget_alone()
+                parts[each.name].append(
+                    {name: values.reshape(part.copies, -1, *values.shape[1:]) for name, values in columns.items()}
+                )
     return {
-        name: {column: np.concatenate([part[column] for part in of_set]) for column in (of_set[0] if of_set else ())}
-        for name, of_set in parts.items()
+        name: {column: np.concatenate([part[column] for part in found]) for column in found[0]} if found else {}
+        for name, found in parts.items()
     }
-
-
-def _is_replicated(measures: HeadTable) -> bool:
-    return measures.judge is not None or bool(measures.replicated) or any(column.error for column in measures.columns)
-
-
-def _by_copy(values: NDArray[Any], copies: int) -> NDArray[Any]:
-    """What was computed of a stack, (copies, heads[, places])."""
-    return values.reshape(copies, len(values) // copies, *values.shape[1:])
 
 
 def with_errors(measures: HeadTable, sums: LayerSums, whole: Columns, replicates: Columns) -> dict[str, NDArray[Any]]:
@@ -219,90 +224,83 @@ def with_errors(measures: HeadTable, sums: LayerSums, whole: Columns, replicates
     return columns
 
 
-def _require_shapes(measures: HeadTable, columns: Columns, heads: int) -> None:
-    units = heads if measures.per == "head" else 1
-    count = 1 if measures.across is None else next(values.shape[1] for values in columns.values() if values.ndim == 2)
-    for name, values in columns.items():
-        if values.shape not in ((units,), (units, count)):
-            raise ValueError(f"{measures.name}: measure {name!r} has shape {values.shape} for {units} {measures.per}s")
+def mean_rows(measures: HeadTable, sums: LayerSums, columns: Columns, replicates: Columns) -> list[MeanRow]:
+    """A row per measure, of which not every head's replicates are kept: the mean over a layer's heads that have it.
 
-
-def _by_group(whole: NDArray[Any], replicates: NDArray[Any] | None, sums: LayerSums) -> NDArray[np.float64]:
-    """A column from all documents, then without each group: NaN where it has no documents, or nothing is replicated."""
-    rows = np.full((1 + sums.groups, len(sums.heads)), np.nan)
-    rows[0] = whole
-    if replicates is not None:
-        rows[1 + np.array(sums.replication.groups, dtype=int)] = replicates
+    Heads read the same documents, so errors of heads may not be averaged: the mean is known without each group, too.
+    """
+    every, left = measures.with_averaged(columns), measures.with_averaged(replicates)
+    left_out = {*measures.replicated, *(c.name for c in measures.columns if c.kind in ("code", "constant"))}
+    wanted: list[tuple[str, bool | None]] = [(name, None) for name in every if name not in left_out]
+    inside = {None: np.ones(len(sums.heads), dtype=bool)}
+    if measures.by_category:
+        wanted += [(name, side) for name in measures.by_category for side in (True, False)]
+        of_heads = dominated(classify(sums.principal.r_q[:, 0], sums.principal.r_k[:, 0]))
+        inside |= {True: of_heads == 1.0, False: of_heads == 0.0}
+    rows = []
+    for name, side in wanted:
+        values = np.asarray(every[name], dtype=np.float64)[None, inside[side]]
+        without = np.full(sums.groups, np.nan)
+        if name in left:
+            replicated = np.asarray(left[name], dtype=np.float64)[:, inside[side]]
+            without[list(sums.replication.groups)] = _finite_means(replicated)
+        heads, mean = int(np.isfinite(values).sum()), float(_finite_means(values)[0])
+        rows.append(MeanRow(name, HEADS_OF[side], heads, mean, without))
     return rows
 
 
-def _layer_facts(sums: LayerSums, n_layers: int) -> dict[str, Any]:
-    facts = sums.facts
-    return {
-        "layer": facts.layer,
-        "depth": facts.layer / (n_layers - 1) if n_layers > 1 else 0.0,
-        "rotary": facts.rotary,
-        "rotary_dims": facts.rotary_dims,
-        "head_dim": facts.head_dim,
-        "attention": facts.attention,
-        "attention_window": facts.attention_window,
-        "documents": sums.documents,
-        "errors": sums.replication.words,
-    }
-
-
-def _bucket_places(sums: LayerSums) -> dict[str, NDArray[Any]]:
-    """Where the layer's position buckets are: (buckets,), and the mean position of each head's queries."""
-    edges = np.asarray(sums.edges)
-    return {"start": edges[:-1], "end": edges[1:], "position": sums.q_buckets.mean_t}
+def _finite_means(values: Array) -> Array:
+    """The mean of each row's numbers; NaN where it has none."""
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.asarray(np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0))
 
 
 # --- tables -------------------------------------------------------------------------------------------
 
 
-def finished_tables(
-    sets: Sequence[HeadTable], rows: Sequence[LayerRows], model: str, roles: Callable[[int], str]
-) -> dict[str, pd.DataFrame]:
-    """The tables of some sets of measures, from each layer's rows at each window."""
-    there = {name for each in rows for name in each.columns}
-    names = dict.fromkeys(each.table for each in sets if each.name in there)
-    tables = {name: finished([each for each in sets if each.table == name], rows, model, roles) for name in names}
-    if any(each.replicated for each in sets):
-        tables[REPLICATES] = _replicates_table(rows, model)
-    if any(map(has_means, sets)):
-        tables[LAYER_MEANS] = means_table([(each.window, each.facts["layer"], each.means) for each in rows], model)
-    return tables
-
-
 def finished(
-    sets: Sequence[HeadTable], rows: Sequence[LayerRows], model: str, roles: Callable[[int], str]
+    sets: Sequence[HeadTable], rows: Sequence[LayerRows], model: str, role: Callable[[int], str]
 ) -> pd.DataFrame:
     """One table: a column is put together once from all layers (a frame per layer costs more than its numbers).
 
-    Where a set of measures has no rows at some window, its cells are empty there.
+    `role` says what a window is. Where a set of measures has no rows at some window, its cells are empty there.
     """
     kind = sets[0].kind
-    parts = [_RowBlock.of(sets, each) for each in rows if any(measures.name in each.columns for measures in sets)]
-    columns: dict[str, Any] = {name: np.concatenate([part.fact(name) for part in parts]) for name in ("layer", "depth")}
-    if kind.per == "head":
-        columns |= {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("head", "kv_head")}
-    if kind.across:
-        columns[kind.across] = np.concatenate([part.place for part in parts])
-        columns |= {
-            name: np.concatenate([part.shared(kind.name, name) for part in parts])
-            for name in PLACE_COLUMNS.get(kind.name, ())
-        }
-    for measures in sets:
-        for name in measures.written:
-            columns[name] = np.concatenate([part.values(measures, name) for part in parts])
-    for name in ("rotary", "head_dim", "attention", "errors"):
-        columns[name] = np.concatenate([part.fact(name) for part in parts])
+    parts = [each for each in rows if any(measures.name in each.columns for measures in sets)]
+    found = [{name: v for s in sets for name, v in each.columns.get(s.name, {}).items()} for each in parts]
+    counts = [max((v.shape[1] for v in columns.values() if v.ndim == 2), default=1) for columns in found]
+    units = [len(each.heads) if kind.per == "head" else 1 for each in parts]
+    sizes = np.array(units) * counts  # rows of each layer: a head (or the layer itself) after the other
+
+    def of_layers(values: Iterable[Any], dtype: Any = None) -> NDArray[Any]:
+        return np.repeat(np.array(list(values), dtype=dtype), sizes)
+
+    columns: dict[str, Any] = {"model": [model] * sizes.sum(), "window": of_layers(each.window for each in parts)}
+    columns["windows"] = of_layers((role(each.window) for each in parts), object)
+    for name in ("layer", "depth", "head_dim"):
+        columns[name] = of_layers(each.facts[name] for each in parts)
+    for name in ("rotary", "attention", "errors"):
+        columns[name] = of_layers((each.facts[name] for each in parts), object)
     for name in ("rotary_dims", "attention_window", "documents"):
         # Int64 writes an empty cell, not nan or 16.0, where a fact does not apply.
-        columns[name] = pd.array([v for part in parts for v in [part.facts[name]] * part.size], dtype="Int64")
-    columns["window"] = np.concatenate([np.full(part.size, part.window) for part in parts])
-    columns["windows"] = np.concatenate([np.full(part.size, roles(part.window), dtype=object) for part in parts])
-    columns["model"] = [model] * len(columns["layer"])
+        columns[name] = pd.array(of_layers((each.facts[name] for each in parts), object), dtype="Int64")
+    if kind.per == "head":
+        for name in ("heads", "kv_heads"):
+            who = [np.repeat(getattr(each, name), count) for each, count in zip(parts, counts, strict=True)]
+            columns[name.removesuffix("s")] = np.concatenate(who)
+    if kind.across:
+        columns[kind.across] = np.concatenate([np.tile(np.arange(c), u) for c, u in zip(counts, units, strict=True)])
+    for name in PLACE_COLUMNS.get(kind.name, ()):
+        places = zip((each.places[name] for each in parts), units, strict=True)
+        columns[name] = np.concatenate([v.ravel() if v.ndim == 2 else np.tile(v, unit) for v, unit in places])
+    for measures in sets:
+        for name in measures.written:
+            blank, dtype = ("", object) if name in measures.texts else (np.nan, None)
+            blocks = [own.get(name, np.full(unit, blank, dtype)) for own, unit in zip(found, units, strict=True)]
+            of_heads = zip(blocks, counts, strict=True)
+            columns[name] = np.concatenate([v.ravel() if v.ndim == 2 else np.repeat(v, count) for v, count in of_heads])
     return pd.DataFrame({name: columns[name] for name in table_columns(sets)})
 
 
@@ -317,115 +315,58 @@ def table_columns(sets: Sequence[HeadTable]) -> tuple[str, ...]:
     return ("model", "window", "windows", "layer", *who, *places, *written, *FACT_COLUMNS)
 
 
-@dataclass(frozen=True)
-class _RowBlock:
-    """A layer at a window as rows: a head (or the layer itself) after the other, each at all places."""
-
-    window: int
-    facts: Mapping[str, Any]
-    columns: Mapping[str, Columns]
-    places: Mapping[str, Columns]
-    units: int
-    count: int  # places of each
-    head: NDArray[np.int64]
-    kv_head: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, sets: Sequence[HeadTable], rows: LayerRows) -> _RowBlock:
-        arrays = [values for measures in sets for values in rows.columns.get(measures.name, {}).values()]
-        count = max((values.shape[1] for values in arrays if values.ndim == 2), default=1)
-        units = len(rows.heads) if sets[0].per == "head" else 1
-        who = [np.repeat(np.array(each), count) for each in (rows.heads, rows.kv_heads)]
-        return cls(rows.window, rows.facts, rows.columns, rows.places, units, count, *who)
-
-    @property
-    def size(self) -> int:
-        """How many rows."""
-        return self.units * self.count
-
-    @property
-    def place(self) -> NDArray[np.int64]:
-        """The place of each row."""
-        return np.tile(np.arange(self.count), self.units)
-
-    def fact(self, name: str) -> NDArray[Any]:
-        """What is the same in all rows."""
-        value = self.facts[name]
-        return np.full(self.size, value, dtype=object if isinstance(value, str) else None)
-
-    def shared(self, table: str, name: str) -> NDArray[Any]:
-        """What is known of each place."""
-        values = self.places[table][name]
-        return values.ravel() if values.ndim == 2 else np.tile(values, self.units)
-
-    def values(self, measures: HeadTable, name: str) -> NDArray[Any]:
-        """A column; empty where its set of measures is not computed at this window."""
-        columns = self.columns.get(measures.name)
-        if columns is None:
-            return np.full(self.size, "", dtype=object) if name in measures.texts else np.full(self.size, np.nan)
-        values = columns[name]
-        return values.ravel() if values.ndim == 2 else np.repeat(values, self.count)
-
-
-def replicate_name(column: str, group: int) -> str:
-    """The column that has another one's values without a document group."""
-    return f"{column}_without_{group}"
-
-
 def _replicates_table(rows: Sequence[LayerRows], model: str) -> pd.DataFrame:
     """Measures of every head without each document group in turn."""
     parts = [each for each in rows if each.replicates]
+    sizes = [len(each.heads) for each in parts]
     columns: dict[str, Any] = {
-        "model": [model] * sum(len(part.heads) for part in parts),
-        "window": np.concatenate([np.full(len(part.heads), part.window) for part in parts]),
-        "layer": np.concatenate([np.full(len(part.heads), part.facts["layer"]) for part in parts]),
-        "head": np.concatenate([np.array(part.heads) for part in parts]),
+        "model": [model] * sum(sizes),
+        "window": np.repeat([each.window for each in parts], sizes),
+        "layer": np.repeat([each.facts["layer"] for each in parts], sizes),
+        "head": np.concatenate([np.array(each.heads) for each in parts]),
+        "errors": np.repeat(np.array([each.facts["errors"] for each in parts], dtype=object), sizes),
     }
-    columns["errors"] = [part.facts["errors"] for part in parts for _ in part.heads]
     for name in parts[0].replicates:
-        whole, *without = np.concatenate([part.replicates[name] for part in parts], axis=1)  # (1 + groups, rows)
-        columns[name] = whole
-        columns |= {replicate_name(name, group): values for group, values in enumerate(without)}
+        whole, *without = np.concatenate([each.replicates[name] for each in parts], axis=1)  # (1 + groups, rows)
+        columns |= {name: whole, **{f"{name}_{WITHOUT}{group}": values for group, values in enumerate(without)}}
     return pd.DataFrame(columns)
 
 
+def _means_table(rows: Sequence[LayerRows], model: str) -> pd.DataFrame:
+    """Means over each layer's heads: whatever errors of means over unions of layers need."""
+    every = [(layer.window, layer.facts["layer"], row) for layer in rows for row in layer.means]
+    columns: dict[str, Any] = {"model": [model] * len(every)}
+    columns |= {"window": [window for window, _, _ in every], "layer": [layer for _, layer, _ in every]}
+    columns |= {name: [getattr(row, name) for *_, row in every] for name in ("measure", "heads_of", "heads", "mean")}
+    without = np.stack([row.without for *_, row in every], axis=1)
+    return pd.DataFrame({**columns, **{f"{WITHOUT}{group}": values for group, values in enumerate(without)}})
+
+
 def warn_of_zero_errors(sets: Sequence[HeadTable], tables: Mapping[str, pd.DataFrame], model: str) -> None:
-    """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty."""
+    """Warn of heads whose standard errors are 0 throughout a window: copies of one document, not certainty.
+
+    Values of 0 may be 0 by construction, and single buckets may be the same in all documents: that of BOS is.
+    """
     heads_without: dict[str, int] = {}
     for table in dict.fromkeys(measures.table for measures in sets):
         rows, here = tables[table], [measures for measures in sets if measures.table == table]
         who = ["layer", "head"] if here[0].per == "head" else ["layer"]
-        of_head, of_window = (
-            np.asarray(rows.groupby(each, sort=False).ngroup(), dtype=np.intp) for each in (who, [*who, "window"])
-        )
+        of_head, of_window = (rows.groupby(each, sort=False).ngroup().to_numpy() for each in (who, [*who, "window"]))
         for name in (column.name for measures in here for column in measures.columns if column.error is not None):
-            if heads := _without_error(rows, name, of_head, of_window):
+            size, error = rows[name].abs().to_numpy(), rows[error_name(name)].to_numpy()
+            measured = np.isfinite(size) & (size > 0)
+            sure = measured & (error <= (ZERO_R if name in ("r_q", "r_k") else ROUNDING * size))
+            if sure.any():
+                others = np.bincount(of_window[measured & ~sure], minlength=of_window.max() + 1)
+                heads = len(np.unique(of_head[sure & (others[of_window] == 0)]))
                 heads_without[error_name(name)] = max(heads, heads_without.get(error_name(name), 0))
-    if heads_without:
-        listed = ", ".join(f"{name} ({counted(heads, 'head')})" for name, heads in list(heads_without.items())[:SHOWN])
-        more = f" and {counted(len(heads_without) - SHOWN, 'more column')}" if len(heads_without) > SHOWN else ""
+    named = [f"{name} ({counted(heads, 'head')})" for name, heads in heads_without.items() if heads]
+    if named:
+        more = f" and {counted(len(named) - SHOWN, 'more column')}" if len(named) > SHOWN else ""
         warnings.warn(
-            f"checkpoint {model!r}: standard errors are 0 in {listed}{more}: all document groups give the same number, "
-            "as copies of one document do. These errors do not measure uncertainty; use different documents",
+            f"checkpoint {model!r}: standard errors are 0 in {', '.join(named[:SHOWN])}{more}: all document groups "
+            "give the same number, as copies of one document do. These errors do not measure uncertainty; use "
+            "different documents",
             QkscopeWarning,
             stacklevel=3,
         )
-
-
-def _without_error(rows: pd.DataFrame, name: str, of_head: NDArray[np.intp], of_window: NDArray[np.intp]) -> int:
-    """How many heads (or layers) have no error in a column, at any place of some window.
-
-    Rows are identified by head, and by head and window. Values of 0 may be 0 by construction, and single
-    buckets may be the same in all documents: that of BOS is.
-    """
-    size, error = rows[name].abs().to_numpy(), rows[error_name(name)].to_numpy()
-    measured = np.isfinite(size) & (size > 0)
-    sure = measured & (error <= (ZERO_R if name in ("r_q", "r_k") else ROUNDING * size))
-    others = np.bincount(of_window[measured & ~sure], minlength=of_window.max(initial=-1) + 1)
-    return len(np.unique(of_head[sure & (others[of_window] == 0)]))
-
-
-def over_layers(analyse: Callable[[Item], Result], layers: Iterable[Item]) -> list[Result]:
-    """`analyse` of each layer, on all cores: small eigenproblems share out well, but not within one of them."""
-    with one_blas_thread(), ThreadPoolExecutor(cpu_count()) as pool:
-        return list(pool.map(analyse, layers))

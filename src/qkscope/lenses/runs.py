@@ -41,16 +41,12 @@ def across_at(at: WindowView) -> pd.DataFrame | None:
     table = at.find(NAME)
     if table is None:
         return None
-    rows = []
-    for step, group in table.groupby("step", sort=True):
-        runs = len(set(group["run"]))
-        if runs > 1:
-            row: dict[str, object] = {"step": step, "runs": runs}
-            for measure in MEASURES:
-                row[measure] = group[measure].mean()
-                row[f"{measure}_between"] = group[measure].std(ddof=1)
-            rows.append(row)
-    return pd.DataFrame(rows) if rows else None
+    steps = table.groupby("step", sort=True)
+    columns = {"runs": steps["run"].nunique()}
+    for measure in MEASURES:
+        columns |= {measure: steps[measure].mean(), f"{measure}_between": steps[measure].std()}
+    shared = pd.DataFrame(columns).query("runs > 1").reset_index()
+    return None if shared.empty else shared
 
 
 LENS = Lens(
@@ -64,8 +60,7 @@ LENS = Lens(
             title="Training Runs",
             chart=Drawing("qkscope.report.drawings.runs:draw_runs", MEASURES),
             caption="Mean r_q, mean r_k and the share of position-dominated heads over training steps, one line per "
-            "run. "
-            "Black: mean of the runs, ± 1 SD between runs.",
+            "run. Black: mean of the runs, ± 1 SD between runs.",
             needs=(NAME, ACROSS),
         ),
     ),

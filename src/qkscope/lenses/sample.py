@@ -9,8 +9,7 @@ out in one of its heads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from qkscope.lenses.base import Detail, HeadTable, Lens, Measure
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import axes_of
 from qkscope.lenses.sums import LayerSums
-from qkscope.validation.kept import KeptLayer, token_texts_of
+from qkscope.validation.kept import token_texts_of
 from qkscope.validation.sampling import Integers
 
 MOST_TOKENS = 20_000  # of a layer that are considered
@@ -29,7 +28,7 @@ TOGETHER = 12  # tokens of one document, so that it can be seen alone
 FAR = 8  # tokens of a layer that are shown because they lie far out in one of its heads
 
 COMPONENTS = 10  # as many as tables have by default
-PLANE = ("a", "b")  # drift and separation
+PLANE = {"a": "axis a (drift)", "b": "axis b (separation)"}
 # In the order in which a page that is short of room keeps them.
 AXES = ("pc0", "pc1", *PLANE, *(f"pc{i}" for i in range(2, COMPONENTS)))
 KINDS = {"q": "query", "k": "key"}
@@ -38,21 +37,20 @@ ROOM = 2_000_000  # bytes of the page: twenty checkpoints of 64 heads, or four o
 ESSENTIAL = len(KINDS) * 4  # columns of the page in any case: PC0, PC1, a and b
 
 
-def _definition(kind: str, axis: str) -> str:
-    along = f"component {axis[2:]}" if axis not in PLANE else {"a": "axis a (drift)", "b": "axis b (separation)"}[axis]
-    return f"Projection of the token's {KINDS[kind]} on {along}."
-
-
 SHARE = (0.0, 1.0)
 COLUMNS = (
     Measure("document", "The token's document, by its number in the corpus.", error=None),
     Measure("position", "The token's position.", "tokens", (0.0, np.inf), error=None),
-    Measure(
-        "spread", "1 if the token is of the even sample, 0 if it is there for lying far out.", "", SHARE, error=None
-    ),
+    Measure("spread", "1 if the token is of the even sample, 0 if it is there for lying far out.", "", SHARE,
+            error=None),
     Measure("text", "The token as a JSON string; empty where texts were not kept.", error=None, text=True),
-    *(Measure(f"{kind}_{axis}", _definition(kind, axis), "vector", error=None) for axis in AXES for kind in KINDS),
-)
+    *(
+        Measure(f"{kind}_{axis}", f"Projection of the token's {name} on {PLANE.get(axis, f'component {axis[2:]}')}.",
+                "vector", error=None)
+        for axis in AXES
+        for kind, name in KINDS.items()
+    ),
+)  # fmt: skip
 
 
 # --- which tokens -----------------------------------------------------------------------------------
@@ -108,42 +106,16 @@ def distances(xy: Array, position: Integers) -> Array:
 # --- where they lie ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeadCloud:
-    """A head's kept vectors, and the directions of its axes (d, axes); NaN for an axis that it does not have."""
-
-    q: Array | None
-    k: Array | None
-    directions: Array
-
-    def along(self, kind: str, rows: Integers) -> Array:
-        """Projections of some tokens, (rows, axes)."""
-        vectors = self.q if kind == "q" else self.k
-        if vectors is None:
-            return np.full((len(rows), self.directions.shape[1]), np.nan)
-        return vectors[rows] @ self.directions
-
-    def planes(self) -> Iterator[Array]:
-        """Queries and keys along the first two components and in the plane of drift and separation, (rows, 2) each."""
-        for names in (("pc0", "pc1"), PLANE):
-            directions = self.directions[:, [AXES.index(name) for name in names]]
-            for vectors in (self.q, self.k):
-                if vectors is not None and np.isfinite(directions).all():
-                    yield vectors @ directions
-
-
-def head_clouds(sums: LayerSums, kept: KeptLayer) -> Iterator[HeadCloud]:
-    """The kept vectors of each head of a layer; None for heads whose vectors were not kept."""
+def head_axes(sums: LayerSums) -> Array:
+    """The directions of each head's axes, (heads, d, axes); NaN for an axis that it does not have."""
     components, plane = sums.principal.directions, axes_of(sums)  # (heads, d, components), (heads, d)
-    for at, (head, key) in enumerate(zip(sums.heads, sums.kv_heads, strict=True)):
-        directions = np.full((components.shape[1], len(AXES)), np.nan)
-        for place, axis in enumerate(AXES):
-            if axis in PLANE:
-                directions[:, place] = getattr(plane, axis)[at]
-            elif int(axis[2:]) < components.shape[2]:
-                directions[:, place] = components[at, :, int(axis[2:])]
-        q, k = (None if each is None else each.astype(np.float64) for each in (kept.q.get(head), kept.k.get(key)))
-        yield HeadCloud(q, k, directions)
+    directions = np.full((*components.shape[:2], len(AXES)), np.nan)
+    for place, axis in enumerate(AXES):
+        if axis in PLANE:
+            directions[:, :, place] = getattr(plane, axis)
+        elif int(axis[2:]) < components.shape[2]:
+            directions[:, :, place] = components[:, :, int(axis[2:])]
+    return directions
 
 
 def sample(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
@@ -152,9 +124,22 @@ def sample(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
     if kept is None or sums.vectors is None:
         empty = {True: np.full((heads, 1), "", dtype=object), False: np.full((heads, 1), np.nan)}
         return {column.name: empty[column.text] for column in COLUMNS}
-    clouds = list(head_clouds(sums, kept))
+    directions, nothing = head_axes(sums), np.full((len(kept.document), sums.facts.head_dim), np.nan)
+    who = {"q": (sums.heads, kept.q), "k": (sums.kv_heads, kept.k)}
+    vectors = {  # of each head; NaN where they were not kept
+        kind: [of[head].astype(np.float64) if head in of else nothing for head in places]
+        for kind, (places, of) in who.items()
+    }
+    planes = [[AXES.index(name) for name in names] for names in (("pc0", "pc1"), tuple(PLANE))]
+    clouds = (
+        vectors[kind][head] @ directions[head][:, plane]
+        for head in range(heads)
+        for plane in planes
+        for kind in KINDS
+        if np.isfinite(directions[head][:, plane]).all() and vectors[kind][head] is not nothing
+    )
     spread = spread_rows(kept.document)
-    far = far_rows((plane for cloud in clouds for plane in cloud.planes()), kept.position, spread)
+    far = far_rows(clouds, kept.position, spread)
     rows = np.concatenate([spread, far])
     texts = token_texts_of(sums.vectors, sums.facts.layer, next(iter(kept.q)), kept)
     of_layer = {
@@ -163,11 +148,11 @@ def sample(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
         "spread": np.repeat([1.0, 0.0], [len(spread), len(far)]),
         "text": np.array([json.dumps(texts[row]) if texts[row] else "" for row in rows], dtype=object),
     }
-    along = {kind: np.stack([cloud.along(kind, rows) for cloud in clouds]) for kind in KINDS}  # (heads, rows, axes)
-    return {
-        **{name: np.tile(values, (heads, 1)) for name, values in of_layer.items()},
-        **{f"{kind}_{axis}": values[:, :, at] for kind, values in along.items() for at, axis in enumerate(AXES)},
-    }
+    columns = {name: np.tile(values, (heads, 1)) for name, values in of_layer.items()}
+    for kind in KINDS:
+        along = np.stack([of[rows] @ each for of, each in zip(vectors[kind], directions, strict=True)])
+        columns |= {f"{kind}_{axis}": along[:, :, place] for place, axis in enumerate(AXES)}
+    return columns
 
 
 TABLE = HeadTable("sample", COLUMNS, sample, windows="own", across="token", detail=True, needs_vectors=True)
@@ -178,9 +163,7 @@ LENS = Lens(
     question="Where do single queries and keys of a head lie?",
     tables=(TABLE,),
     details=(
-        Detail(
-            "sample", TABLE, ("token",), PROJECTIONS, of_layer=("document", "position", "spread", "text"), room=ROOM,
-            essential=ESSENTIAL, together=len(KINDS),
-        ),
+        Detail("sample", TABLE, ("token",), PROJECTIONS, of_layer=("document", "position", "spread", "text"), room=ROOM,
+               essential=ESSENTIAL, together=len(KINDS)),
     ),
 )  # fmt: skip

@@ -1,41 +1,41 @@
-"""A layer's sums as a lens gets them: the chosen query heads over one window, each with the keys it reads.
+"""What lenses compute from: a layer's sums over one window, and, for tables that compare checkpoints, a whole study.
 
-The same sums are available without one group of documents, for errors (`without`). Such replicates are exact at the
-common window and at the whole context, where groups have full squares. At other windows their covariances are estimated
-from sketches. Without sketches (moments of earlier versions) covariances and components are kept constant there, and
-only means and drifts are replicated.
+`LayerSums` has the chosen query heads, each with the keys it reads. The same sums are available without one group of
+documents, for errors. Such replicates are exact at the common window and at the whole context, where groups have full
+squares. At other windows their covariances are estimated from sketches. Without sketches (moments of earlier versions)
+covariances and components are kept constant there, and only means and drifts are replicated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from qkscope.kinds import StudyKind
 from qkscope.layers import LayerFacts
-from qkscope.lenses.pca import (
-    Eigen,
-    HeadComponents,
-    head_components,
-    matched_components,
-    nearby_eigen,
-    pooled_eigen,
-)
+from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, nearby_eigen, pooled_eigen
 from qkscope.lenses.stacks import MOST_BYTES, joined, repeated, taken
+from qkscope.moments.file import PreRopeFile
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
+from qkscope.results.entries import saw_the_same
+from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import FEWEST_GROUPS
+from qkscope.study.heads import choose_heads
+from qkscope.study.rows import RowSettings
 from qkscope.validation.kept import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
-Lacking = tuple[int, ...]  # the document group that a replicate lacks, or that of each replicate in a stack
+Places = NDArray[np.intp]
 Made = TypeVar("Made")
 
 
@@ -52,63 +52,36 @@ class Replication:
     @property
     def words(self) -> str:
         """What the column `errors` says."""
-        if self.method == "none":
-            return f"none: {self.reason}"
-        if self.first_order and self.method == "jackknife":
-            return "jackknife, first order"
-        return self.method if self.method == "jackknife" else f"jackknife, {self.method}"
-
-
-@dataclass(frozen=True)
-class WindowSource:
-    """One layer of moments over one window: what lenses may ask for beyond the sums of the whole window."""
-
-    moments: Moments
-    layer: int
-    window: int | None
-    skip: int
-
-    def bucket_means(self, kind: Kind, without: Lacking) -> BucketMeans:
-        """Of all the layer's heads."""
-        return self.moments.bucket_means(self.layer, kind, self.window, self.skip, without=without or None)
-
-    def buckets(self, kind: Kind, without: Lacking = ()) -> Statistics:
-        """Of all the layer's heads, or those of replicates with estimated covariances."""
-        return self.moments.bucket_statistics(self.layer, kind, self.window, self.skip, without=without or None)
-
-    def before(self, kind: Kind, without: int | None, whole: BeforeRotation | None) -> BeforeRotation | None:
-        """Of all the layer's heads; `whole` where that of all documents is known already."""
-        return self.moments.before_rotation(self.layer, kind, self.window, self.skip, without=without, whole=whole)
-
-    def filled_without(self, group: int) -> bytes:
-        """Which buckets have tokens without a document group."""
-        cells, layer = self.moments.cells(self.window, self.skip), self.moments.layer_moments(self.layer)
-        tokens = [layer[kind].crossed.n[:, cells] for kind in KINDS]
-        return b"".join((n.sum(axis=2) - n[:, :, group] > 0).tobytes() for n in tokens)
+        if self.method == "jackknife":
+            return "jackknife, first order" if self.first_order else "jackknife"
+        return f"none: {self.reason}" if self.method == "none" else f"jackknife, {self.method}"
 
 
 @dataclass(frozen=True)
 class LayerSums:
     """Statistics of one layer's queries and keys over a window; entry i belongs to `heads[i]`."""
 
+    source: Moments
     facts: LayerFacts
     heads: tuple[int, ...]
     window: int
+    skip: int  # leading positions that are left out
     components: int  # how many principal components tables keep
-    groups: int  # of documents, filled or not
     edges: tuple[int, ...]  # of the window's position buckets: one more than there are buckets
     documents: int | None  # that reach the end of the window; None where they were not counted
     q: Statistics
     k: Statistics  # of the key head that each query head reads
-    replication: Replication = Replication("none", "no document groups")
-    leave_out: Callable[[Kind, Lacking], Statistics] | None = None
-    source: WindowSource | None = None  # where buckets and what was before rotation are read, when they are asked for
-    whole: LayerSums | None = None  # of a replicate: what it is a replicate of
-    lacking: Lacking = ()  # of a replicate, or of several that are stacked along the axis of heads
-    copies: int = 1  # how many are stacked
-    within: tuple[LayerSums, int] | None = None  # of a replicate that was stacked: the stack, and its place there
-    skip: int = 0  # leading positions that are left out
+    replication: Replication
     vectors: Path | None = None  # where a sample of the checkpoint's own vectors is kept, if one is
+    whole: LayerSums | None = None  # of a replicate: what it is a replicate of
+    lacking: tuple[int, ...] = ()  # of a replicate, or of several stacked along the axis of heads: the missing groups
+    copies: int = 1  # how many are stacked
+    _made: dict[Callable[[LayerSums], Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def groups(self) -> int:
+        """Document groups, filled or not."""
+        return self.source.layout.groups
 
     @property
     def kv_heads(self) -> list[int]:
@@ -130,25 +103,45 @@ class LayerSums:
         """The leading components, oriented, with their correlations; a replicate's are matched to the whole's."""
         if self.whole is None:
             return head_components(self.q, self.k, self.components, self.eigen)
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack.principal)
         whole = repeated(self.whole.principal, self.copies)
         if self.replication.method == "covariances fixed":
             return matched_components(self.q, self.k, whole)
-        if self.replication.first_order and self.lacking:
+        if self.replication.first_order:
             nearby = nearby_eigen(self.q, self.k, repeated(self.whole.eigen, self.copies), self.components)
             return matched_components(self.q, self.k, whole, nearby)
         return matched_components(self.q, self.k, whole, self.eigen)
+
+    def once(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of these sums, made once: for what several tables need."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
+
+    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
+        """What `make` makes of the whole: once, for it and for all of its replicates.
+
+        In a stack it is there for each replicate, so all arrays in it have the axis of heads or of key heads first.
+        """
+        return self.once(make) if self.whole is None else repeated(self.whole.once(make), self.copies)
 
     # -- without documents --------------------------------------------------------------------------------
 
     def without(self, *groups: int) -> LayerSums:
         """The same sums without one document group; with several, a stack of those without each."""
-        if self.leave_out is None:
+        method = self.replication.method
+        if method == "none":
             raise ValueError(f"there are no replicates: {self.replication.reason}")
-        q, k = (self.leave_out(kind, groups) for kind in KINDS)
-        heads, copies = self.heads * len(groups), len(groups)
-        return replace(self, heads=heads, q=q, k=k, leave_out=None, whole=self, lacking=groups, copies=copies)
+        sides: dict[Kind, Statistics] = {}
+        for kind, whole, heads in zip(KINDS, (self.q, self.k), (self.heads, self.kv_heads), strict=True):
+            every = self.source.without_group(
+                self.facts.layer, kind, groups, self.window, self.skip, fixed=method != "jackknife"
+            ).statistics(self.source.layout.scale)
+            sides[kind] = every.take(_in_stack(np.array(heads), len(every.n) // len(groups), len(groups)))
+            if method == "covariances fixed":
+                cov_xx, spread = repeated((whole.cov_xx, whole.spread), len(groups))
+                sides[kind] = replace(sides[kind], cov_xx=cov_xx, spread=spread)
+        return replace(self, heads=self.heads * len(groups), **sides, whole=self, lacking=groups, copies=len(groups))
 
     @cached_property
     def stacks(self) -> tuple[LayerSums, ...]:
@@ -156,11 +149,15 @@ class LayerSums:
 
         Replicates in a stack have tokens in the same buckets. Those with fixed covariances are never stacked.
         """
-        if not self.replication.groups:
+        groups = self.replication.groups
+        if not groups:
             return ()
         size = (len(self.heads) + len(self.distinct_keys[0])) * (len(self.edges) - 1) * self.facts.head_dim**2 * 8
         most = max(1, MOST_BYTES // size) if self.replication.method == "jackknife" else 1
-        runs = [tuple(run) for _, run in groupby(self.replication.groups, key=self._source.filled_without)]
+        cells, layer = self.source.cells(self.window, self.skip), self.source.layer_moments(self.facts.layer)
+        tokens = [layer[kind].crossed.n[:, cells] for kind in KINDS]
+        filled = {group: b"".join((n.sum(axis=2) - n[:, :, group] > 0).tobytes() for n in tokens) for group in groups}
+        runs = [tuple(run) for _, run in groupby(groups, key=filled.__getitem__)]
         return tuple(self.without(*run[i : i + most]) for run in runs for i in range(0, len(run), most))
 
     @cached_property
@@ -170,93 +167,57 @@ class LayerSums:
 
     @cached_property
     def unstacked(self) -> tuple[LayerSums, ...]:
-        """The replicates of a stack."""
+        """The replicates of a stack, with what is known of it."""
         if self.copies == 1:
             return (self,)
         count, parts = len(self.heads) // self.copies, []
         for number, group in enumerate(self.lacking):
             q, k = (of.take(slice(number * count, (number + 1) * count)) for of in (self.q, self.k))
-            heads, within = self.heads[:count], (self, number)
-            parts.append(replace(self, heads=heads, q=q, k=k, lacking=(group,), copies=1, within=within))
+            part = replace(self, heads=self.heads[:count], q=q, k=k, lacking=(group,), copies=1)
+            for name in ("principal", "_bucket_means", "_before"):
+                part.__dict__[name] = taken(getattr(self, name), self.copies, number)
+            parts.append(part)
         return tuple(parts)
 
-    def _of_stack(self, ask: Callable[[LayerSums], Made]) -> Made:
-        """This replicate's part of what its stack has."""
-        assert self.within is not None
-        stack, number = self.within
-        return taken(ask(stack), stack.copies, number)
-
-    @cached_property
+    @property
     def alone(self) -> LayerSums:
         """A replicate as if it were another capture: buckets have its own covariances, and nothing is the whole's.
 
         Itself where groups have neither squares nor sketches.
         """
-        if not self.lacking or self.replication.method != "jackknife":
+        if self.whole is None or self.replication.method != "jackknife":
             return self
-        made = replace(self, whole=None, lacking=(), within=None)
-        made.__dict__["_every_head"] = self._every_head
-        made.__dict__["_before"] = self._before
-        made.__dict__["q_buckets"] = self._source.buckets("q", self.lacking).take(self._entries["q"])
-        made.__dict__["k_buckets"] = self._source.buckets("k", self.lacking).take(self._entries["k"])
+        made = replace(self, whole=None)
+        made.__dict__.update(_bucket_means=self._bucket_means, _before=self._before)
         return made
-
-    def forget_alone(self) -> None:
-        """Let go of bucket covariances that are these replicates' own."""
-        for each in (self, *self.__dict__.get("unstacked", ())):
-            each.__dict__.pop("alone", None)
 
     def release(self) -> None:
         """Let go of the replicates, which know the whole: Python would keep the circle, and its memory, for a while."""
-        for stack in self.__dict__.pop("stacks", ()):
-            stack.release()
-        for name in ("replicates", "unstacked"):
+        for name in ("stacks", "replicates"):
             self.__dict__.pop(name, None)
-
-    # -- what lenses share --------------------------------------------------------------------------------
-
-    def once(self, make: Callable[[LayerSums], Made]) -> Made:
-        """What `make` makes of these sums, made once: for what several tables need."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        made: Made = self._made[make]
-        return made
-
-    @cached_property
-    def _made(self) -> dict[Callable[[LayerSums], Any], Any]:
-        return {}
-
-    def shared(self, make: Callable[[LayerSums], Made]) -> Made:
-        """What `make` makes of the whole: once, for it and for all of its replicates.
-
-        In a stack it is there for each replicate, so all arrays in it have the axis of heads or of key heads first.
-        """
-        return self.once(make) if self.whole is None else repeated(self.whole.once(make), self.copies)
 
     # -- buckets ------------------------------------------------------------------------------------------
 
     @cached_property
-    def distinct_keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def distinct_keys(self) -> tuple[Places, Places]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
         distinct, which = np.unique(self.kv_heads[: len(self.heads) // self.copies], return_inverse=True)
-        return np.tile(distinct, self.copies).astype(np.intp), self._in_stack(which, len(distinct))
+        return np.tile(distinct, self.copies).astype(np.intp), _in_stack(which, len(distinct), self.copies)
 
     @cached_property
-    def first_readers(self) -> NDArray[np.intp]:
+    def first_readers(self) -> Places:
         """A query head that reads each distinct key head."""
         return np.unique(self.distinct_keys[1], return_index=True)[1].astype(np.intp)
 
-    def _in_stack(self, of_replicate: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-        """Places among `count` entries, as places among the entries of all replicates in the stack."""
-        return np.asarray(of_replicate + count * np.arange(self.copies)[:, None], dtype=np.intp).ravel()
-
     @cached_property
-    def _entries(self) -> dict[Kind, NDArray[np.intp]]:
+    def _entries(self) -> dict[Kind, Places]:
         """Where the heads and the distinct key heads are among all the layer's."""
-        count = len(self.heads) // self.copies
+        heads = np.array(self.heads[: len(self.heads) // self.copies], dtype=np.intp)
         keys = self.distinct_keys[0][: len(self.distinct_keys[0]) // self.copies]
-        heads = np.array(self.heads[:count], dtype=np.intp)
-        return {"q": self._in_stack(heads, self.facts.q_heads), "k": self._in_stack(keys, self.facts.kv_heads)}
+        return {
+            "q": _in_stack(heads, self.facts.q_heads, self.copies),
+            "k": _in_stack(keys, self.facts.kv_heads, self.copies),
+        }
 
     def bucket_means(self, kind: Kind) -> BucketMeans:
         """Each position bucket in the window by itself, one entry per query head."""
@@ -264,17 +225,14 @@ class LayerSums:
 
     @cached_property
     def _bucket_means(self) -> dict[Kind, BucketMeans]:
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack._bucket_means)
-        q, k = self._entries["q"], self._entries["k"][self.distinct_keys[1]]
-        return {"q": self._every_head["q"].take(q), "k": self._every_head["k"].take(k)}
-
-    @cached_property
-    def _every_head(self) -> dict[Kind, BucketMeans]:
-        """Bucket means of all the layer's heads: several lenses ask for them."""
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack._every_head)
-        return {kind: self._source.bucket_means(kind, self.lacking) for kind in KINDS}
+        places = {"q": self._entries["q"], "k": self._entries["k"][self.distinct_keys[1]]}
+        where = self.window, self.skip
+        return {
+            kind: self.source.bucket_means(self.facts.layer, kind, *where, without=self.lacking or None).take(
+                places[kind]
+            )
+            for kind in KINDS
+        }
 
     @cached_property
     def q_buckets(self) -> Statistics:
@@ -287,47 +245,35 @@ class LayerSums:
         return self._buckets("k")
 
     def _buckets(self, kind: Kind) -> Statistics:
-        if self.whole is None or not self.lacking:
-            return self._source.buckets(kind).take(self._entries[kind])
+        if self.whole is None:
+            where = self.facts.layer, kind, self.window, self.skip
+            return self.source.bucket_statistics(*where, without=self.lacking or None).take(self._entries[kind])
         whole = self.whole.q_buckets if kind == "q" else self.whole.k_buckets
         cov_xx, spread = repeated((whole.cov_xx, whole.spread), self.copies)
-        own = self._every_head[kind].take(self._entries[kind])
+        own = self._bucket_means[kind] if kind == "q" else self._bucket_means[kind].take(self.first_readers)
         return Statistics(own.n, own.mean, own.mean_t, cov_xx, own.cov_xt, own.var_t, spread)
 
     @cached_property
     def q_before(self) -> BeforeRotation | None:
         """Queries before rotation, one entry per head; None where that was not summed."""
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack.q_before)
         of_layer = self._before["q"]
         return None if of_layer is None else of_layer.take(self._entries["q"])
 
     @cached_property
     def k_before(self) -> BeforeRotation | None:
         """Keys before rotation, one entry per *distinct* key head."""
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack.k_before)
         of_layer = self._before["k"]
         return None if of_layer is None else of_layer.take(self._entries["k"])
 
     @cached_property
     def _before(self) -> dict[Kind, BeforeRotation | None]:
         """Of all the layer's heads; what all replicates need is made once, for the whole."""
-        if self.within is not None:
-            return self._of_stack(lambda stack: stack._before)
-        nothing: dict[Kind, BeforeRotation | None] = dict.fromkeys(KINDS)
-        known = nothing if self.whole is None or not self.lacking else self.whole._before
         by_kind: dict[Kind, BeforeRotation | None] = {}
         for kind in KINDS:
-            parts = [self._source.before(kind, group, known[kind]) for group in self.lacking or (None,)]
+            where, whole = (self.facts.layer, kind, self.window, self.skip), self.whole and self.whole._before[kind]
+            parts = [self.source.before_rotation(*where, without=g, whole=whole) for g in self.lacking or (None,)]
             by_kind[kind] = joined([part for part in parts if part is not None])
         return by_kind
-
-    @property
-    def _source(self) -> WindowSource:
-        if self.source is None:
-            raise ValueError("these sums do not distinguish position buckets")
-        return self.source
 
     def kept(self, most: int) -> KeptLayer | None:
         """The window's tokens whose vectors were kept, at most so many; None where none were."""
@@ -351,49 +297,30 @@ def layer_sums(
     `vectors` is where a sample of the same checkpoint's vectors is kept.
     """
     facts, cells = moments.layers[layer], moments.cells(window, skip)
-    source = WindowSource(moments, layer, window, skip)
-    chosen: dict[Kind, NDArray[np.intp]] = {
-        "q": np.array(heads),
-        "k": np.array([facts.kv_head(head) for head in heads]),
+    chosen: dict[Kind, list[int]] = {"q": list(heads), "k": [facts.kv_head(head) for head in heads]}
+    sides = {
+        kind: moments.window(layer, kind, window, skip).statistics(moments.layout.scale).take(np.array(chosen[kind]))
+        for kind in KINDS
     }
-    whole = {kind: moments.window(layer, kind, window, skip).statistics(moments.layout.scale) for kind in chosen}
-    replication = how_to_replicate(moments, layer, window, skip)
-    leave_out = partial(_leave_out, source, replication.method, whole, chosen)
     return LayerSums(
+        source=moments,
         facts=facts,
         heads=tuple(heads),
         window=window or moments.layout.context,
+        skip=skip,
         components=components,
-        groups=moments.layout.groups,
         edges=moments.layout.edges[cells.start : cells.stop + 1],
         documents=int(moments.documents[:, cells.stop - 1].sum()) or None,
-        q=whole["q"].take(chosen["q"]),
-        k=whole["k"].take(chosen["k"]),
-        replication=replication,
-        leave_out=None if replication.method == "none" else leave_out,
-        source=source,
-        skip=skip,
+        q=sides["q"],
+        k=sides["k"],
+        replication=how_to_replicate(moments, layer, window, skip),
         vectors=vectors,
     )
 
 
-def _leave_out(
-    source: WindowSource,
-    method: ErrorMethod,
-    whole: Mapping[Kind, Statistics],
-    chosen: Mapping[Kind, NDArray[np.intp]],
-    kind: Kind,
-    groups: Lacking,
-) -> Statistics:
-    """The chosen heads of one kind without document groups; what groups do not have of their own is the whole's."""
-    moments, layer = source.moments, source.layer
-    sums = moments.without_group(layer, kind, groups, source.window, source.skip, fixed=method != "jackknife")
-    statistics = sums.statistics(moments.layout.scale)
-    if method == "covariances fixed":
-        cov_xx, spread = repeated((whole[kind].cov_xx, whole[kind].spread), len(groups))
-        statistics = replace(statistics, cov_xx=cov_xx, spread=spread)
-    of_all = len(whole[kind].n)
-    return statistics.take((chosen[kind] + of_all * np.arange(len(groups))[:, None]).ravel())
+def _in_stack(of_replicate: NDArray[Any], count: int, copies: int) -> Places:
+    """Places among `count` entries, as places among the entries of all replicates in a stack."""
+    return np.asarray(of_replicate + count * np.arange(copies)[:, None], dtype=np.intp).ravel()
 
 
 def how_to_replicate(moments: Moments, layer: int, window: int | None = None, skip: int = 0) -> Replication:
@@ -409,3 +336,50 @@ def how_to_replicate(moments: Moments, layer: int, window: int | None = None, sk
     method: ErrorMethod = "covariances fixed" if squares == "none" else "jackknife"
     groups, tokens = tuple(int(g) for g in filled), tuple(float(n) for n in sizes[filled])
     return Replication(method, "", groups, tokens, first_order=squares == "estimated")
+
+
+# --- the checkpoints of a study -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EntrySums:
+    """One checkpoint: where its vectors before rotation are read, and what it is."""
+
+    name: str
+    path: Path  # of its moments
+    window: int  # tokens of its own context
+    origin: CheckpointRecord
+
+    @property
+    def file(self) -> PreRopeFile:
+        """Its moments file, opened again: a header is as large as a layer, and nobody needs those of all entries."""
+        return PreRopeFile(self.path)
+
+
+@dataclass(frozen=True)
+class StudySums:
+    """The checkpoints of a study in order, and what its head tables say; read when asked for, as there may be many."""
+
+    entries: tuple[EntrySums, ...]
+    kind: StudyKind
+    settings: RowSettings
+    # The rows of each entry in turn of a table (by its name), as they were written, at some windows.
+    head_table: Callable[[str, Set[int]], Iterator[pd.DataFrame]]
+
+    def shown_heads(self, entry: EntrySums) -> dict[int, list[int]]:
+        """The query heads of an entry that tables show, by layer."""
+        return choose_heads(entry.file.layers.values(), self.settings.heads, self.settings.layers)
+
+    @cached_property
+    def same_documents(self) -> bool:
+        """Whether all entries are known to have seen the same documents, so that errors can be paired."""
+        return saw_the_same([entry.origin for entry in self.entries])
+
+    @cached_property
+    def windows(self) -> list[tuple[str, list[int]]]:
+        """Each choice of windows, with the window of every entry; the common one only where it is another choice."""
+        own = [entry.window for entry in self.entries]
+        common = [self.settings.common or min(own)] * len(own)
+        if self.settings.common_of_sums:
+            common = [entry.file.layout.common or entry.window for entry in self.entries]
+        return [("own", own)] if common == own else [("own", own), ("common", common)]

@@ -7,9 +7,9 @@ Summaries are built when they are first asked for, each once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +18,10 @@ import pandas as pd
 
 from qkscope.lenses.base import HeadTable, Lens, Measure, Summary
 from qkscope.lenses.categories import dominated
-from qkscope.lenses.derived import derived
 from qkscope.lenses.draws import FREEDOM, KEY, OF_COMPONENT_0, draw_tables, groups_freedom
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
-from qkscope.lenses.means import with_averaged
-from qkscope.lenses.registry import registered
-from qkscope.results.csv_files import write_csv, write_csv_pieces
+from qkscope.lenses.registry import derived, registered
+from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import (
     NO_ROWS,
@@ -34,7 +32,7 @@ from qkscope.results.mapped import (
     rows_of_entries,
     select_rows,
 )
-from qkscope.results.read import Entries, ResultsFolder, read_named_table, read_study_table, require_numbers
+from qkscope.results.read import Entries, Entry, ResultsFolder, read_named_table, read_study_table, require_numbers
 from qkscope.results.remove import remove_table
 from qkscope.results.retired import earlier_summaries
 from qkscope.results.schema import (
@@ -52,6 +50,7 @@ from qkscope.stats.means import HeadPanel, LayerMeans
 from qkscope.words.blocks import AnyBlock
 
 COMMON_SUFFIX = "_common"
+NAMED_AT_MOST = 6  # seeds or models that are named one by one
 T = TypeVar("T")
 
 
@@ -77,6 +76,7 @@ class WindowView:
         """
         present = set(heads["model"])
         self.study = study.only([name for name in study.names if name in present])
+        self.names = self.study.names  # of the entries, in order
         self.windows = None if windows is None or windows.empty else windows
         self._window_replicates = window_replicates
         self.components = components  # every component of each head, where they were read
@@ -84,51 +84,36 @@ class WindowView:
         self.other: WindowView | None = None  # the study at the other choice of windows, for drawings that overlay them
         self._lenses = lenses
         self.tables = dict(tables or {})
-        self._freedoms: dict[str, float] = {}
-        known = heads.assign(**{FREEDOM: heads["model"].map({name: self.freedom(name) for name in present})})
+        self.replicates = self.tables.get(REPLICATES)  # of component 0, without each group of documents in turn
+        self._places: dict[str, tuple[pd.DataFrame, dict[str, Rows]]] = {}
+        self._freedoms = {name: groups_freedom(self._rows_of(REPLICATES, self.replicates, name)) for name in present}
+        known = heads.assign(**{FREEDOM: heads["model"].map(self._freedoms)})
         with_more = derived(known, lenses)
         self._derived = [name for name in with_more.columns if name not in known.columns]
         self.heads = self._measured(with_more)  # one row per head, with every measure
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
         self._built: dict[str, pd.DataFrame | None] = {}
-        self._entry_rows: dict[str, tuple[pd.DataFrame, dict[str, Rows]]] = {}
         self._once: dict[Callable[[WindowView], Any], Any] = {}
         self._cards: dict[str, list[AnyBlock]] = {}
-        self._contexts = contexts  # tokens of each entry's own context; by default its window here
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The entries' names, in order."""
-        return self.study.names
+        self._windows = {str(name): float(window) for name, window in windows_of(self.heads).items()}
+        self._contexts = contexts or self._windows  # tokens of each entry's own context; by default its window here
 
     def freedom(self, *names: str) -> float:
         """Degrees of freedom of these entries' standard errors over documents: the fewest groups they have, less one.
 
         Results whose groups are not recorded count as if they had the fewest that give standard errors.
         """
-        for name in names:
-            if name not in self._freedoms:
-                rows = self.replicates
-                of_entry = None if rows is None else rows.iloc[self._replicate_rows.get(name, NO_ROWS)]
-                self._freedoms[name] = groups_freedom(of_entry)
-        return min(self._freedoms[name] for name in names)
-
-    @cached_property
-    def _replicate_rows(self) -> dict[str, Rows]:
-        rows = self.replicates
-        return {} if rows is None or rows.empty else rows_of_entries(rows["model"])
+        return min(self._freedoms.get(name, groups_freedom(None)) for name in names)
 
     @cached_property
     def panel(self) -> HeadPanel:
         """The heads with every measure, ready for means and changes with errors over documents."""
-        draws = draw_tables(self.heads, self.replicates, self.derived)
         means = self.tables.get(LAYER_MEANS)
-        layer_means = None if means is None else LayerMeans(means)
         return HeadPanel(
             self.heads,
             self.study.one_run,
-            draws,
-            layer_means=layer_means,
+            draw_tables(self.heads, self.replicates, partial(derived, lenses=self._lenses)),
+            layer_means=None if means is None else LayerMeans(means),
             same_documents=self.study.same_documents,
             sampled=self.study.sampled_heads,
         )
@@ -136,17 +121,18 @@ class WindowView:
     def _measured(self, heads: pd.DataFrame) -> pd.DataFrame:
         """Component 0 of each head with the measures of all lenses, and what of them is of use for means only."""
         side = dominated(heads["category"]) if "category" in heads.columns else math.nan
-        sets = [each for each in self.sets if each.has_row_per_head]
-        sources = {str(self._source(each)) for each in sets}
-        places = {name: rows_of_entries(self.tables[name]["model"]) for name in sorted(sources)}
+        by_source: dict[str, list[HeadTable]] = {}
+        for each in (each for each in self.sets if each.has_row_per_head):
+            by_source.setdefault(str(self._source(each)), []).append(each)
         joined = SpillingTable()
         for block in in_blocks(heads.assign(dominated=side)):
-            for source, rows_of in places.items():
-                rows = _of_entries(self.tables[source], rows_of, list(block["model"].unique()))
+            for source, sets in sorted(by_source.items()):
+                table, names = self.tables[source], block["model"].unique()
+                rows = pd.concat([table.iloc[:0], *(self._rows_of(source, table, name) for name in names)])
                 columns = {name: rows[name] for name in KEY}
-                for each in (each for each in sets if self._source(each) == source):
+                for each in sets:
                     columns |= {name: rows[name] for name in each.written if name in rows.columns}
-                    columns |= with_averaged(each, columns)
+                    columns |= each.with_averaged(columns)
                 own = [name for name in columns if name in KEY or name not in block.columns]
                 measured = pd.DataFrame({name: columns[name] for name in own})
                 block = block.merge(measured, on=KEY, how="left", validate="one_to_one")
@@ -159,7 +145,7 @@ class WindowView:
         declared = [table.file for lens in self._lenses for build in lens.of_study for table in build.tables]
         return [name for name in declared if name in self.tables]
 
-    @property
+    @cached_property
     def sets(self) -> list[HeadTable]:
         """The sets of measures that these results carry, by their declarations."""
         declared = [each for lens in self._lenses for each in lens.tables]
@@ -171,10 +157,6 @@ class WindowView:
         names = [name for name in (measures.name, measures.table) if name in self.tables]
         there = [name for name in names if set(measures.names) & set(self.tables[name].columns)]
         return there[0] if there else None
-
-    def derived(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Rows of component 0 with what the lenses derive from them."""
-        return derived(rows, self._lenses)
 
     def once(self, make: Callable[[WindowView], T]) -> T:
         """What a function finds of this study; it is called once."""
@@ -190,28 +172,20 @@ class WindowView:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        at = self._windows_of_entry.get(name, NO_ROWS)
-        of_component = [column for column in self.windows.columns if column in OF_COMPONENT_0]
-        known = pd.DataFrame({column: self.windows[column].iloc[at] for column in of_component})
-        derived = self.derived(known.assign(**{FREEDOM: self.freedom(name)}))
+        derive = partial(derived, lenses=self._lenses)
+        rows = self._rows_of("windows", self.windows, name)
+        rows = rows[[column for column in rows.columns if column in OF_COMPONENT_0]]
+        rows = derive(rows.assign(**{FREEDOM: self.freedom(name)}))
         # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
-        rows = _by_window(self.with_kind(derived.drop(columns="layer_kind", errors="ignore")))
+        rows = _by_window(self.with_kind(rows.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []
         if self._window_replicates is not None:
-            without = _by_window(self._window_replicates.iloc[self._replicates_of_entry.get(name, NO_ROWS)])
+            without = _by_window(self._rows_of("replicates of windows", self._window_replicates, name))
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
-            draws = draw_tables(there, known, self.derived)
+            draws = draw_tables(there, known, derive)
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
-
-    @cached_property
-    def _windows_of_entry(self) -> dict[str, Rows]:
-        return {} if self.windows is None else rows_of_entries(self.windows["model"])
-
-    @cached_property
-    def _replicates_of_entry(self) -> dict[str, Rows]:
-        return {} if self._window_replicates is None else rows_of_entries(self._window_replicates["model"])
 
     @cached_property
     def measures(self) -> dict[str, Measure]:
@@ -229,7 +203,7 @@ class WindowView:
         for each in (each for each in self.sets if each.has_row_per_head):
             of_sets += [*each.names, *(column.name for column in each.judged)]
             there = [name for name in each.names if name in self.heads.columns]
-            of_sets += with_averaged(each, {name: self.heads.iloc[:0][name] for name in there})
+            of_sets += each.with_averaged({name: self.heads.iloc[:0][name] for name in there})
         codes = {name for name, each in self.measures.items() if each.kind in ("code", "constant")}
         known = dict.fromkeys([*QK_COLUMNS, *JUDGED_COLUMNS, *self._derived, *of_sets])
         unknown = {*IDENTITY_COLUMNS, *LAYER_COLUMNS, "layer_kind", *codes}
@@ -245,8 +219,7 @@ class WindowView:
         """The windows at which an entry was measured, rising."""
         if self.windows is None:
             return []
-        rows = self.windows.iloc[self._windows_of_entry.get(name, NO_ROWS)]
-        return sorted(float(window) for window in rows["window"].unique())
+        return sorted(float(window) for window in self._rows_of("windows", self.windows, name)["window"].unique())
 
     def attribution(self, before: str, after: str) -> dict[tuple[str, str], dict[str, float]]:
         """What a change is made of, by measure and layer type, where a lens knows; else nothing."""
@@ -299,10 +272,15 @@ class WindowView:
 
     def of_entry(self, name: str, table: str = HEADS) -> pd.DataFrame:
         """One entry's rows: its heads, or its part of a table; where they are is looked for once for all."""
-        rows = self.table(table)
-        if table not in self._entry_rows or self._entry_rows[table][0] is not rows:
-            self._entry_rows[table] = rows, rows_of_entries(rows["model"])
-        return rows.iloc[self._entry_rows[table][1].get(name, NO_ROWS)]
+        return self._rows_of(table, self.table(table), name)
+
+    def _rows_of(self, table: str, rows: pd.DataFrame | None, name: str) -> pd.DataFrame:
+        """An entry's rows of a table; where they are is looked for once for all entries."""
+        if rows is None or rows.empty:
+            return pd.DataFrame() if rows is None else rows
+        if table not in self._places or self._places[table][0] is not rows:
+            self._places[table] = rows, rows_of_entries(rows["model"])
+        return rows.iloc[self._places[table][1].get(name, NO_ROWS)]
 
     def with_kind(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows of any table of heads or layers with the kind of each layer."""
@@ -319,32 +297,20 @@ class WindowView:
             self._cards[name] = write()
         return self._cards[name]
 
-    @property
-    def replicates(self) -> pd.DataFrame | None:
-        """Component 0 without each group of documents in turn; None where results have no errors."""
-        return self.tables.get(REPLICATES)
-
     def find(self, name: str) -> pd.DataFrame | None:
         """A table by its name (`heads`, `buckets`), or that of a set of measures; else a summary; None if not here."""
         if name == HEADS:
             return self.heads
-        if name in self.tables and not self._is_of_heads(name):
+        known = next((each for each in self.sets if each.name == name), None)
+        if name in self.tables and not (known and known.has_row_per_head):
             return self.tables[name]
-        for each in (each for each in self.sets if each.name == name):
-            return self.heads if each.has_row_per_head else self.tables[str(self._source(each))]
+        if known is not None:
+            return self.heads if known.has_row_per_head else self.tables[str(self._source(known))]
         if name not in self._summaries:
             return None
         if name not in self._built:
             self._built[name] = self._summaries[name].build(self)
         return self._built[name]
-
-    def file_of(self, name: str) -> str:
-        """The file that has a set's measures; any other name is that of a file already."""
-        sets = [each for lens in self._lenses for each in lens.tables if each.name == name and each.rows is not None]
-        return sets[0].kind.file if sets else f"{name}.csv" if name in self.tables else name
-
-    def _is_of_heads(self, name: str) -> bool:
-        return any(each.name == name and each.has_row_per_head for each in self.sets)
 
     def table(self, name: str) -> pd.DataFrame:
         """A table that is known to be there."""
@@ -359,11 +325,7 @@ class WindowView:
 
     def summaries(self) -> Iterator[Summary]:
         """Those that exist."""
-        return (each for name, each in self._summaries.items() if each.pieces is not None or self.has(name))
-
-    def headline(self, text: str) -> str:
-        """The title of a figure or card, which says so where it is about the common window."""
-        return f"{text} at a Common Window" if self.common else text
+        return (each for name, each in self._summaries.items() if self.has(name))
 
     def window_of(self, name: str) -> float:
         """The window over which an entry was measured; NaN where it is not recorded."""
@@ -371,11 +333,7 @@ class WindowView:
 
     def context_of(self, name: str) -> float:
         """An entry's own context, at whichever choice of windows it is looked at; NaN where it is not recorded."""
-        return self.window_of(name) if self._contexts is None else self._contexts.get(name, math.nan)
-
-    @cached_property
-    def _windows(self) -> dict[str, float]:
-        return {str(name): float(window) for name, window in windows_of(self.heads).items()}
+        return self._contexts.get(name, math.nan)
 
 
 @dataclass(frozen=True)
@@ -386,55 +344,43 @@ class Results:
     own: WindowView
     common: WindowView | None
 
-    def rows_of(self, name: str, at: WindowView) -> int:
-        """How many rows a figure's numbers come from."""
-        rows = at.find(name)
-        rows = at.find(name.removesuffix(".csv").removesuffix(COMMON_SUFFIX)) if rows is None else rows
-        return len(at.heads if rows is None else rows)
-
     def views(self) -> list[WindowView]:
         """The choices of windows that there are."""
         return [self.own] if self.common is None else [self.own, self.common]
 
 
+def named_entries(study: Entries) -> tuple[Entry, ...]:
+    """Those that are drawn one by one: the last checkpoint of a run; of seeds and models the first six."""
+    return study.checkpoints[-1:] if study.one_run else study.checkpoints[:NAMED_AT_MOST]
+
+
 def build_tables(files: ResultsFolder, lenses: Sequence[Lens] | None = None) -> Results:
     """A results folder, ready for figures, cards and page."""
     used = registered() if lenses is None else lenses
-    tables, common = _read_tables(files, used), None
+    tables, of_study = _read_tables(files, used), _read_study_tables(files, used)
+
+    def view(heads: pd.DataFrame, names: Iterable[str], *, common: bool = False, **read: Any) -> WindowView:
+        windows = windows_of(heads)
+        here = {name: tables[name]["window"] == tables[name]["model"].map(windows) for name in names}
+        rows = {name: select_rows(tables[name], mask.to_numpy()) for name, mask in here.items()}
+        choice = "common" if common else "own"
+        chosen = {file: each[each["windows"] == choice].reset_index(drop=True) for file, each in of_study.items()}
+        rows |= {file: each for file, each in chosen.items() if not each.empty}
+        return WindowView(files.study, heads, used, common=common, tables=rows, **read)
+
+    windows = {"windows": files.windows, "window_replicates": tables.get(REPLICATES)}
+    own, common = view(files.heads, tables, components=files.components, **windows), None
     if files.common is not None:
-        contexts = {str(name): float(window) for name, window in windows_of(files.heads).items()}
-        elsewhere = {
-            name
-            for lens in used
-            for each in lens.tables
-            if each.windows != "own"
-            for name in (each.name, each.table, REPLICATES, LAYER_MEANS)
-        }
-        common = WindowView(
-            files.study,
+        at_common = [each for lens in used for each in lens.tables if each.windows != "own"]
+        names = {REPLICATES, LAYER_MEANS, *(name for each in at_common for name in (each.name, each.table))}
+        contexts = {name: own.window_of(name) for name in own.names}
+        common = view(
             files.common,
-            used,
+            [name for name in tables if name in names],
             common=True,
-            tables={
-                **{name: _rows_at(table, files.common) for name, table in tables.items() if name in elsewhere},
-                **_read_study_tables(files, used, "common"),
-            },
             components=files.components_common,
             contexts=contexts,
         )
-    own = WindowView(
-        files.study,
-        files.heads,
-        used,
-        windows=files.windows,
-        window_replicates=tables.get(REPLICATES),
-        tables={
-            **{name: _rows_at(table, files.heads) for name, table in tables.items()},
-            **_read_study_tables(files, used, "own"),
-        },
-        components=files.components,
-    )
-    if common is not None:
         own.other, common.other = common, own
     return Results(files, own, common)
 
@@ -454,27 +400,14 @@ def _read_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.D
     return {name: table for name, table in read.items() if table is not None}
 
 
-def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens], choice: str) -> dict[str, pd.DataFrame]:
-    """The lenses' tables about the study as a whole that are there, at one choice of windows."""
-    by_file: dict[str, pd.DataFrame] = {}
-    for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
-        numbers = [column.name for column in table.columns]
-        rows = read_study_table(files, table.file, numbers, table.key, table.texts)
-        here = None if rows is None else rows[rows["windows"] == choice].reset_index(drop=True)
-        if here is not None and not here.empty:
-            by_file[table.file] = here
-    return by_file
-
-
-def _of_entries(table: pd.DataFrame, places: Mapping[str, Rows], names: Sequence[str]) -> pd.DataFrame:
-    """The rows of some entries."""
-    there = [table.iloc[places[name]] for name in names if name in places]
-    return pd.concat(there) if there else table.iloc[:0]
-
-
-def _rows_at(table: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
-    """A table's rows at the windows over which these heads were measured."""
-    return select_rows(table, (table["window"] == table["model"].map(windows_of(heads))).to_numpy())
+def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str, pd.DataFrame]:
+    """The lenses' tables about the study as a whole that are there, at all choices of windows."""
+    declared = [table for lens in lenses for build in lens.of_study for table in build.tables]
+    read = {
+        each.file: read_study_table(files, each.file, [c.name for c in each.columns], each.key, each.texts)
+        for each in declared
+    }
+    return {file: rows for file, rows in read.items() if rows is not None}
 
 
 def windows_of(heads: pd.DataFrame) -> pd.Series[float]:
@@ -503,10 +436,7 @@ def write_tables(tables: Results, folder: Path) -> list[Path]:
     for choice in tables.views():
         for summary in choice.summaries():
             path = table_path(folder, summary_file(summary.name, choice.common))
-            if summary.pieces is not None:
-                write_csv_pieces(summary.pieces(choice), path)
-            else:
-                write_csv(choice.table(summary.name), path)
+            write_csv(choice.table(summary.name), path)
             written.append(path)
             drop_page_cache()
     for name in set(summary_files()) - {path.name for path in written}:
@@ -516,6 +446,6 @@ def write_tables(tables: Results, folder: Path) -> list[Path]:
 
 def summary_files() -> Iterator[str]:
     """The names of all tables that a report may write, or have written in earlier versions."""
-    summaries: list[Summary] = [summary for lens in registered() for summary in lens.summaries]
-    yield from (summary_file(summary.name, common) for summary in summaries for common in (False, True))
+    names = [summary.name for lens in registered() for summary in lens.summaries]
+    yield from (summary_file(name, common) for name in names for common in (False, True))
     yield from earlier_summaries()

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import Figure, Lens, Summary, WindowMeans, error_name
-from qkscope.lenses.categories import CONTENT_FOCUSED, POSITION_DOMINATED
+from qkscope.lenses.categories import CONTENT_FOCUSED, POSITION_DOMINATED, with_category
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.draws import OF_COMPONENT_0
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.position import with_measures
-from qkscope.lenses.taxonomy import with_category
 from qkscope.lenses.views import WindowView, window_names
 from qkscope.processes import over_cores
 from qkscope.results.mapped import drop_page_cache, in_blocks, rows_of_entries
-from qkscope.stats.means import HeadPanel, Part
-from qkscope.stats.series import Shape
 
 # The columns of the table, and what each is the mean of over heads.
 ESTIMATED = {
@@ -28,16 +24,11 @@ ESTIMATED = {
     "position_dominated": POSITION_DOMINATED,
     "content_focused": CONTENT_FOCUSED,
 }
-IN_WORDS = ("r_q", "r_k", POSITION_DOMINATED)  # whose course over windows is put into words
-MOST_KINDS = 6  # kinds of layers that have a row of panels
-WORTH_SHARING = 8  # entries; fewer are looked at before another process has started
+WORTH_SHARING = 8  # entries; fewer are done before another process has started
 # What is enough for a window to be read without its error. Tokens of a head: the r of a head without position is then
 # within 0.06 of 0 in nineteen of twenty cases, if tokens were independent.
 FEWEST_TOKENS = 1000
 FEWEST_DOCUMENTS = 8  # tokens of one document resemble each other; so many, and the default groups have one each
-SURE = WindowMeans(ESTIMATED, "enough", {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS})
-
-
 KEY = ["model", "layer_kind", "window"]
 
 
@@ -65,46 +56,32 @@ def window_dependence(
 def _means_by_window(windows: pd.DataFrame, kinds: pd.Series[str] | None) -> pd.DataFrame:
     of_component = windows[[name for name in windows.columns if name in OF_COMPONENT_0]]  # not every lens's measures
     measured = with_category(with_concordance(with_measures(of_component)))
+    unknown = pd.Series(np.nan, index=windows.index)
+    queries, keys = (windows.get(name, unknown).astype(float) for name in ("n_q", "n_k"))
     measured = measured.assign(
-        position_dominated=measured[POSITION_DOMINATED], content_focused=measured[CONTENT_FOCUSED]
+        position_dominated=measured[POSITION_DOMINATED],
+        content_focused=measured[CONTENT_FOCUSED],
+        tokens=queries.where(~(keys < queries), keys),
+        documents=windows.get("documents", unknown).astype(float),
+        errors=windows.get("errors", pd.Series("", index=windows.index)),
     )
-    measured = measured.assign(**_counts(measured))
-    tables = [_over_heads(measured.assign(layer_kind=EVERY_KIND))]
+    tables = [measured.assign(layer_kind=EVERY_KIND)]
     if kinds is not None:
         named = kinds.reindex(pd.MultiIndex.from_frame(measured[["model", "layer"]]))
-        apart = measured.assign(layer_kind=named.to_numpy()).dropna(subset="layer_kind")
-        tables += [_over_heads(apart)] if len(apart) else []
-    return pd.concat(tables)
+        tables.append(measured.assign(layer_kind=named.to_numpy()).dropna(subset="layer_kind"))
+    return pd.concat([_over_heads(table) for table in tables if len(table)])
 
 
 def _over_heads(measured: pd.DataFrame) -> pd.DataFrame:
     """Means, shares and counts of the heads of each checkpoint, kind and window."""
     groups = measured.groupby(KEY)
-    table = groups[list(ESTIMATED)].mean()
     counted = groups[["tokens", "documents"]].min()
-    for place, name in enumerate(("tokens", "documents")):
-        table.insert(place, name, counted[name])
-    table.insert(0, "heads", groups.size())
-    table.insert(3, "enough", _enough(counted["tokens"], counted["documents"]))
-    table["errors"] = groups["errors"].first()
-    return table
-
-
-def _counts(windows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Tokens and documents of each head, and how its errors were found; empty where a table does not say."""
-    nothing = pd.Series(np.nan, index=windows.index)
-    queries, keys = (windows.get(name, nothing).astype(float) for name in ("n_q", "n_k"))
-    return {
-        "tokens": queries.where(~(keys < queries), keys),
-        "documents": windows.get("documents", nothing).astype(float),
-        "errors": windows.get("errors", pd.Series("", index=windows.index)),
-    }
-
-
-def _enough(tokens: pd.Series[float], documents: pd.Series[float]) -> pd.Series[float]:
-    """Where documents were not counted, tokens alone decide."""
-    enough = (tokens >= FEWEST_TOKENS) & ~(documents < FEWEST_DOCUMENTS)
-    return enough.astype(float).where(tokens.notna())
+    enough = (counted["tokens"] >= FEWEST_TOKENS) & ~(counted["documents"] < FEWEST_DOCUMENTS)
+    # Where documents were not counted, tokens alone decide.
+    counted["enough"] = enough.astype(float).where(counted["tokens"].notna())
+    return pd.concat(
+        [groups.size().rename("heads"), counted, groups[list(ESTIMATED)].mean(), groups["errors"].first()], axis=1
+    )
 
 
 def window_dependence_at(at: WindowView) -> pd.DataFrame | None:
@@ -113,42 +90,22 @@ def window_dependence_at(at: WindowView) -> pd.DataFrame | None:
     At the own context and the common window errors are exact; at others the components, and the spread along them, are
     held fixed. The column `errors` says which.
     """
-    return at.once(over_windows).table
-
-
-@dataclass(frozen=True)
-class OverWindows:
-    """Means at every window, and how they go over those of an entry's windows that are spoken of."""
-
-    table: pd.DataFrame | None
-    courses: dict[str, dict[str, WindowCourse]]  # by entry and kind of layer, where there is more than one such window
-
-
-@dataclass(frozen=True)
-class WindowCourse:
-    """One entry at all its windows, the same weights and heads: all of them, or those of one kind of layer."""
-
-    windows: tuple[int, ...]  # rising
-    shapes: dict[str, Shape]  # of each quantity in IN_WORDS
-
-
-def over_windows(at: WindowView) -> OverWindows:
-    """What the windows of a study say, found in one pass over its entries, on all cores."""
     if at.windows is None:
-        return OverWindows(None, {})
+        return None
     table = window_dependence(at.windows, at.names, _kinds_of_layers(at))
-    of_entry = {name: table.iloc[rows] for name, rows in rows_of_entries(table["model"]).items()}
-    names = [name for name in at.names if name in of_entry]
+    places = rows_of_entries(table["model"])
 
-    def errors_and_courses(name: str) -> tuple[dict[str, list[float]], dict[str, WindowCourse]]:
+    def errors_of(name: str) -> pd.DataFrame:
         drop_page_cache()  # of the one before
-        return _entry(at.window_panel(name), of_entry[name])
+        panel, rows = at.window_panel(name), table.iloc[places[name]]
+        about = list(zip(window_names(rows["window"]), map(part_of, rows["layer_kind"]), strict=True))
+        errors = {column: [panel.error(name, *each) for each in about] for column, name in ESTIMATED.items()}
+        return pd.DataFrame(errors, index=rows.index)
 
-    by_entry = list(over_cores(errors_and_courses, names, WORTH_SHARING))
-    errors = {column: [error for each, _ in by_entry for error in each[column]] for column in ESTIMATED}
-    for column, known in errors.items():
-        table.insert(list(table.columns).index(column) + 1, error_name(column), known)
-    return OverWindows(table, {name: courses for name, (_, courses) in zip(names, by_entry, strict=True) if courses})
+    errors = pd.concat(over_cores(errors_of, [name for name in at.names if name in places], WORTH_SHARING))
+    for column in ESTIMATED:
+        table.insert(list(table.columns).index(column) + 1, error_name(column), errors[column])
+    return table
 
 
 def _kinds_of_layers(at: WindowView) -> pd.Series[str] | None:
@@ -157,23 +114,6 @@ def _kinds_of_layers(at: WindowView) -> pd.Series[str] | None:
     layers = layers[layers["layer_kind"] != ""]
     several = layers.groupby("model")["layer_kind"].transform("nunique") > 1
     return layers[several].set_index(["model", "layer"])["layer_kind"] if several.any() else None
-
-
-def _entry(panel: HeadPanel, rows: pd.DataFrame) -> tuple[dict[str, list[float]], dict[str, WindowCourse]]:
-    """An entry's errors in each row, by column, and how each kind of layer goes over the windows that are spoken of."""
-    about = list(zip(window_names(rows["window"]), map(part_of, rows["layer_kind"]), strict=True))
-    errors = {column: [panel.error(quantity, *each) for each in about] for column, quantity in ESTIMATED.items()}
-    shown, courses = rows[is_shown(rows.assign(r_q_se=errors["r_q"]), "r_q")], {}
-    for kind, windows in shown.groupby("layer_kind", sort=False)["window"]:
-        sizes = tuple(int(window) for window in sorted(windows))
-        if len(sizes) > 1:
-            courses[str(kind)] = WindowCourse(sizes, _shapes(panel, sizes, part_of(str(kind))))
-    return errors, courses
-
-
-def _shapes(panel: HeadPanel, sizes: Sequence[int], part: Part) -> dict[str, Shape]:
-    names = [str(size) for size in sizes]
-    return {quantity: panel.series(quantity, names, part) for quantity in IN_WORDS}
 
 
 def is_shown(table: pd.DataFrame, column: str) -> pd.Series[bool]:
@@ -185,15 +125,21 @@ LENS = Lens(
     name="windows",
     title="Context length",
     question="How do correlations depend on context length?",
-    summaries=(Summary("window_dependence", window_dependence_at, at_common_window=False, over_windows=SURE),),
+    summaries=(
+        Summary(
+            "window_dependence",
+            window_dependence_at,
+            at_common_window=False,
+            over_windows=WindowMeans(ESTIMATED, "enough", {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}),
+        ),
+    ),
     figures=(
         Figure(
             "context_length",
             title="Correlation by Context Length",
             chart=Drawing("qkscope.report.drawings.context_length:draw_context_length", ("r_q", "r_k")),
             caption="Mean r_q and r_k over the first tokens of the same documents, with the same weights. Filled "
-            "markers: "
-            "native context length.",
+            "markers: native context length.",
             needs=("window_dependence",),
             number=5,
         ),

@@ -12,9 +12,9 @@ import pandas as pd
 
 from qkscope.lenses.base import WindowMeans, error_name
 from qkscope.lenses.categories import CATEGORIES
+from qkscope.lenses.concordance import sign_unsure
 from qkscope.lenses.kind_of_layer import kinds_in_order, over_all_heads
-from qkscope.lenses.registry import all_summaries
-from qkscope.lenses.signs import sign_unsure
+from qkscope.lenses.registry import registered
 from qkscope.lenses.views import Results, WindowView
 from qkscope.page.arrays import STATISTICS, Grid, column, page_depth
 from qkscope.page.pack import Pack, error_precision
@@ -54,7 +54,8 @@ def add_windows(pack: Pack, grid: Grid, own: WindowView, pairs: Sequence[Sequenc
     `windows.enough` is 1 or 0, NaN where that is not known; `windows.<quantity>_se` are errors of means and shares over
     all heads; `windows.sign_sure` is by head.
     """
-    declared = [(each.name, each.over_windows) for each in all_summaries() if each.over_windows is not None]
+    summaries = [summary for lens in registered() for summary in lens.summaries]
+    declared = [(each.name, each.over_windows) for each in summaries if each.over_windows is not None]
     enough = {what: count for _, means in declared for what, count in means.fewest.items()}
     if not len(pairs) or own.windows is None:
         return enough

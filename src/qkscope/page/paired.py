@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.paired import MEASURED, paired_changes
+from qkscope.lenses.long_tables import MEASURED, paired_changes
 from qkscope.lenses.views import Results, WindowView
 from qkscope.page.arrays import Grid
 from qkscope.page.errors import MEANS

@@ -12,9 +12,9 @@ from qkscope.draw import palette
 from qkscope.files import write_text
 from qkscope.foreign import is_finite
 from qkscope.lenses.categories import CATEGORIES, HIGH, LOW
+from qkscope.lenses.concordance import CONCORDANCE
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
-from qkscope.lenses.signs import CONCORDANCE
 from qkscope.lenses.views import Results
 from qkscope.page.arrays import add_tables, page_depth, page_grid
 from qkscope.page.assemble import assemble

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from qkscope.lenses.claims.account import CLAIMS
+from qkscope.lenses.claims import CLAIMS
 from qkscope.lenses.claims.base import Claim, Ruling
 from qkscope.lenses.views import Results, WindowView
 from qkscope.words.blocks import AnyBlock, Code, Strong, TableBlock, Text, heading, paragraph

@@ -18,8 +18,7 @@ from qkscope.lenses.base import Figure
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS, HIGH, LOW
 from qkscope.lenses.charts import Drawing
 from qkscope.lenses.depth_axis import depth_axis
-from qkscope.lenses.named_entries import named_entries
-from qkscope.lenses.views import Results, WindowView
+from qkscope.lenses.views import Results, WindowView, named_entries
 from qkscope.report.charts.shares import label_depth
 from qkscope.results.read import phase_segments
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.ablation.table import last_measured, measured_edits, shown_edit
+from qkscope.lenses.ablation import last_measured, measured_edits, shown_edit
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
-from qkscope.lenses.paired import paired_changes
+from qkscope.lenses.long_tables import paired_changes
 from qkscope.lenses.rope.split_table import FILE as CAUSES
 from qkscope.lenses.rope.split_table import R_Q
 from qkscope.lenses.rope.steps import causes_of, outcome_of, split_rows

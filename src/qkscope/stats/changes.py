@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from qkscope.stats.significance import SMALLEST, Error, Significance, combined, decide
-from qkscope.stats.spread import UNKNOWN_ERROR, Clusters, clustered_error, finite_mean
+from qkscope.stats.significance import (
+    SMALLEST,
+    UNKNOWN_ERROR,
+    Clusters,
+    Error,
+    Significance,
+    clustered_error,
+    combined,
+    decide,
+    finite_mean,
+)
 
 Source = Literal["documents", "documents and heads", "heads"]
 
@@ -27,13 +37,12 @@ class Change:
     after: float
     difference: float
     error: float
-    paired: bool
     source: Source = "heads"  # what another sample of which the error is about
     freedom: float = math.inf  # degrees of freedom of the error
     over_documents: Error = UNKNOWN_ERROR  # of the same difference, over documents alone
     over_heads: Error = UNKNOWN_ERROR  # and over KV heads alone
 
-    @property
+    @cached_property
     def outcome(self) -> Significance:
         """Whether the mean changed.
 
@@ -69,7 +78,7 @@ def paired_change(before: npt.ArrayLike, after: npt.ArrayLike, clusters: Cluster
     difference = float(known.mean()) if len(known) else float("nan")
     error = clustered_error(differences, clusters)
     return Change(
-        finite_mean(first), finite_mean(last), difference, error.size, True, freedom=error.freedom, over_heads=error
+        finite_mean(first), finite_mean(last), difference, error.size, freedom=error.freedom, over_heads=error
     )
 
 
@@ -80,4 +89,4 @@ def unpaired_change(
     first, last = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     error = combined(clustered_error(first, of_before), clustered_error(last, of_after))
     means = finite_mean(first), finite_mean(last)
-    return Change(*means, means[1] - means[0], error.size, False, freedom=error.freedom, over_heads=error)
+    return Change(*means, means[1] - means[0], error.size, freedom=error.freedom, over_heads=error)

@@ -13,21 +13,33 @@ elsewhere) have the error over heads only, as if these were independent.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import NDArray
 
+from qkscope.results.entries import Entry
 from qkscope.results.mapped import Rows, rows_of_entries
 from qkscope.stats.changes import Change, paired_change, unpaired_change
 from qkscope.stats.jackknife import FEWEST_GROUPS, scaled_replicates
-from qkscope.stats.series import Direction, Shape, shape_of
-from qkscope.stats.significance import Error, Significance, combined
-from qkscope.stats.spread import FEWEST_HEADS, UNKNOWN_ERROR, Clusters, clustered_error, finite_mean, spread
+from qkscope.stats.series import Shape, shape_of
+from qkscope.stats.significance import (
+    FEWEST_HEADS,
+    UNKNOWN_ERROR,
+    Clusters,
+    Error,
+    Significance,
+    clustered_error,
+    combined,
+    finite_mean,
+    spread,
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +58,9 @@ class Part:
 
 EVERY_HEAD = Part()
 NO_HEADS = slice(0, 0)
-MOST_KEPT = 4096  # heads of a part of a checkpoint, which are a few hundred bytes each
+MOST_KEPT = 4096  # parts of checkpoints whose heads are remembered, a few hundred bytes each
 _PLACES = ("layer", "head", "kv_head", "depth", "layer_kind", "dominated")
+Array = NDArray[np.float64]
 
 
 class HeadPanel:
@@ -70,48 +83,135 @@ class HeadPanel:
     ) -> None:
         self._same_heads, self._same_documents, self._sampled = same_heads, same_documents, sampled
         # Columns stay where they are, which may be on disk: the numbers of one checkpoint are taken when asked for.
-        self._columns = _numbers_of(heads)
-        self._rows = _rows_of(heads)
+        self._columns, self._rows = _numeric_columns(heads), _rows_of(heads)
         self._places = {name: _place_column(heads[name]) for name in _PLACES if name in heads.columns}
-        self._draws = [_Draw(_numbers_of(draw), _rows_of(draw)) for draw in draws]
+        self._draws = [(_numeric_columns(draw), _rows_of(draw)) for draw in draws]
         self._layer_means = layer_means
-        self._means: dict[tuple[str, str, Part], npt.NDArray[np.float64]] = {}  # cards ask for the same ones again
-        self._parts: dict[tuple[str, Part], npt.NDArray[np.bool_]] = {}
-        self._keys: dict[tuple[str, Part], Clusters] = {}
+        self.knows_documents = bool(self._draws) or layer_means is not None  # whether there are errors over documents
+        self._drawn: dict[tuple[str, str, Part], Array] = {}  # cards ask for the same ones again
+        self._parts: dict[tuple[str, Part], NDArray[np.bool_]] = {}
 
-    @property
-    def knows_documents(self) -> bool:
-        """Whether errors over documents can be had."""
-        return bool(self._draws) or self._layer_means is not None
+    # -- heads of a part of a checkpoint ------------------------------------------------------------------
 
-    def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
-        """The standard error over documents of a mean over heads; NaN where it cannot be known."""
-        return self.document_error(quantity, model, part).size
+    def has(self, quantity: str) -> bool:
+        """Whether heads have such a quantity."""
+        return quantity in self._columns
 
-    def document_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
-        """The same with its degrees of freedom."""
-        return spread(self.drawn(quantity, model, part))
+    def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Array:
+        """The quantity of each head of a checkpoint, by layer and head."""
+        values = np.asarray(self._columns[quantity][self._rows.get(model, NO_HEADS)], dtype=np.float64)
+        return values if part is EVERY_HEAD else values[self._inside(model, part)]
 
-    def error_among(self, quantity: str, model: str, heads: pd.MultiIndex) -> Error:
-        """The standard error over documents of the mean over some heads, given by layer and head."""
-        here = pd.MultiIndex.from_arrays([self._place(model, name) for name in ("layer", "head")]).isin(heads)
-        return spread(np.array([finite_mean(draw[here]) for draw in self.drawn_values(quantity, model)]))
+    def places(self, model: str, part: Part = EVERY_HEAD) -> list[tuple[int, int]]:
+        """Layer and head of each head, in the order of `values`."""
+        inside = self._inside(model, part)
+        layers, heads = (self._place(model, name)[inside] for name in ("layer", "head"))
+        return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
 
-    def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[npt.NDArray[np.float64]]:
-        """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
-        known = [draw for draw in self._draws if model in draw.rows and quantity in draw.columns]
-        inside = self._inside(model, part)  # draws have the same heads, in the same order
-        return [_floats(draw.columns[quantity], draw.rows[model])[inside] for draw in known]
+    def count(self, model: str, part: Part = EVERY_HEAD) -> int:
+        """How many heads of a checkpoint are in a part, whether or not they have values."""
+        return int(self._inside(model, part).sum())
 
-    def key_heads(self, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.int64]:
+    def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
+        """The layers of a checkpoint's heads, or of a part of them."""
+        return [int(layer) for layer in np.unique(self._place(model, "layer")[self._inside(model, part)])]
+
+    def key_heads(self, model: str, part: Part = EVERY_HEAD) -> NDArray[np.int64]:
         """The KV head of each head, as one number."""
         key = "kv_head" if "kv_head" in self._places else "head"
         layer, of = (self._place(model, name).astype(np.int64) for name in ("layer", key))
         return np.asarray((layer * 100_000 + of)[self._inside(model, part)])
 
+    def _clusters(self, model: str, part: Part) -> Clusters:
+        """The KV head of each head; None where heads count as independent."""
+        return self.key_heads(model, part) if self.knows_documents and "kv_head" in self._places else None
+
+    def _inside(self, model: str, part: Part) -> NDArray[np.bool_]:
+        """Which heads of a checkpoint belong to a part."""
+        if (model, part) not in self._parts:
+            if len(self._parts) >= MOST_KEPT:  # memory does not grow with the number of checkpoints
+                self._parts.clear()
+            inside = np.ones(len(self._place(model, "layer")), dtype=bool)
+            if part.low > 0.0 or part.high < 1.0:
+                depth = self._place(model, "depth")
+                inside &= ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
+            for name in ("layer", "layer_kind"):
+                if getattr(part, name) is not None:
+                    inside &= np.asarray(self._place(model, name) == getattr(part, name), dtype=bool)
+            if part.dominated is not None:
+                inside &= self._place(model, "dominated").astype(np.float64) == float(part.dominated)
+            self._parts[model, part] = inside
+        return self._parts[model, part]
+
+    def _place(self, model: str, name: str) -> NDArray[Any]:
+        """Layer, head, depth or kind of each head of a checkpoint."""
+        return np.asarray(self._places[name][self._rows.get(model, NO_HEADS)])
+
+    # -- means and their errors ---------------------------------------------------------------------------
+
+    def mean(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
+        """The mean over heads that have the quantity."""
+        return finite_mean(self.values(quantity, model, part))
+
+    def error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
+        """The standard error over documents of a mean over heads; NaN where it cannot be known."""
+        return spread(self.drawn(quantity, model, part)).size
+
     def head_error(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Error:
         """The standard error over heads of the same mean, clustered by key head."""
         return clustered_error(self.values(quantity, model, part), self._clusters(model, part))
+
+    def drawn(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> Array:
+        """The mean as other documents would have given it, once for each document group; empty where not known."""
+        if (quantity, model, part) not in self._drawn:
+            drawn = np.array([finite_mean(draw) for draw in self.drawn_values(quantity, model, part)])
+            if not len(drawn) and self._layer_means is not None and self.has(quantity):
+                layers, mean = self.layers_of(model, part), self.mean(quantity, model, part)
+                drawn = self._layer_means.draw(quantity, model, part.dominated, layers, mean)
+            self._drawn[quantity, model, part] = drawn
+        return self._drawn[quantity, model, part]
+
+    def drawn_values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> list[Array]:
+        """The quantity of each head as other documents would have given it, once for each group; empty if unknown."""
+        inside = self._inside(model, part)  # draws have the same heads, in the same order
+        return [
+            np.asarray(columns[quantity][rows[model]], dtype=np.float64)[inside]
+            for columns, rows in self._draws
+            if model in rows and quantity in columns
+        ]
+
+    # -- comparisons --------------------------------------------------------------------------------------
+
+    def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
+        """The shape of a mean over these checkpoints in order."""
+
+        def direction(i: int, j: int) -> float:
+            change = self.change(quantity, models[i], models[j], part)
+            return math.nan if change.outcome is Significance.UNKNOWN else change.direction
+
+        return shape_of([self.mean(quantity, m, part) for m in models], direction)
+
+    def change(self, quantity: str, before: str, after: str, part: Part = EVERY_HEAD) -> Change:
+        """The change of a mean from one checkpoint to another."""
+        first, last = self.values(quantity, before, part), self.values(quantity, after, part)
+        same = self._same_heads and all(
+            np.array_equal(self._place(before, name), self._place(after, name)) for name in ("layer", "head")
+        )
+        clusters = self._clusters(before, part), self._clusters(after, part)
+        if same and len(first) == len(last):
+            change = paired_change(first, last, clusters[0])
+        else:
+            change = unpaired_change(first, last, *clusters)
+        drawn = [self.drawn(quantity, model, part) for model in (before, after)]
+        return self._over_documents(change, *drawn, paired=self._same_documents)
+
+    def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
+        """The difference of a mean between two parts of one checkpoint (`before` is `one`)."""
+        values = [self.values(quantity, model, part) for part in (one, other)]
+        change = unpaired_change(*values, *(self._clusters(model, part) for part in (one, other)))
+        change = replace(change, over_heads=self.contrast_head_error(quantity, model, one, other))
+        drawn = [self.drawn(quantity, model, part) for part in (one, other)]
+        return self._over_documents(change, *drawn, paired=True)
 
     def contrast_head_error(self, quantity: str, model: str, one: Part, other: Part) -> Error:
         """The standard error over key heads of the difference between two parts, which may share key heads."""
@@ -130,120 +230,7 @@ class HeadPanel:
         sums = np.bincount(of, weights=np.concatenate(moved))
         return Error(float(np.sqrt(count / (count - 1) * (sums**2).sum())), count - 1)
 
-    def drawn(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
-        """The mean as other documents would have given it, once for each document group; empty where not known."""
-        if (quantity, model, part) not in self._means:
-            self._means[quantity, model, part] = self._draw(quantity, model, part)
-        return self._means[quantity, model, part]
-
-    def _draw(self, quantity: str, model: str, part: Part) -> npt.NDArray[np.float64]:
-        drawn = [finite_mean(draw) for draw in self.drawn_values(quantity, model, part)]
-        if drawn or self._layer_means is None or not self.has(quantity):
-            return np.array(drawn)
-        layers, mean = self.layers_of(model, part), self.mean(quantity, model, part)
-        return self._layer_means.draw(quantity, model, part.dominated, layers, mean)
-
-    def has(self, quantity: str) -> bool:
-        """Whether heads have such a quantity."""
-        return quantity in self._columns
-
-    def places(self, model: str, part: Part = EVERY_HEAD) -> list[tuple[int, int]]:
-        """Layer and head of each head, in the order of `values`."""
-        inside = self._inside(model, part)
-        layers, heads = (self._place(model, name)[inside] for name in ("layer", "head"))
-        return [(int(layer), int(head)) for layer, head in zip(layers, heads, strict=True)]
-
-    def count(self, model: str, part: Part = EVERY_HEAD) -> int:
-        """How many heads of a checkpoint are in a part, whether or not they have values."""
-        return int(self._inside(model, part).sum())
-
-    def layers_of(self, model: str, part: Part = EVERY_HEAD) -> list[int]:
-        """The layers of a checkpoint's heads, or of a part of them."""
-        return [int(layer) for layer in np.unique(self._place(model, "layer")[self._inside(model, part)])]
-
-    def _clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
-        """The key head of each head, as one number."""
-        if (model, part) not in self._keys:
-            _make_room(self._keys)
-            self._keys[model, part] = self._find_clusters(model, part)
-        return self._keys[model, part]
-
-    def _find_clusters(self, model: str, part: Part) -> npt.NDArray[np.int64] | None:
-        if not self.knows_documents or "kv_head" not in self._places:
-            return None
-        return self.key_heads(model, part)
-
-    def values(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> npt.NDArray[np.float64]:
-        """The quantity of each head of a checkpoint, by layer and head."""
-        values = _floats(self._columns[quantity], self._rows.get(model, NO_HEADS))
-        return values if part is EVERY_HEAD else np.asarray(values[self._inside(model, part)])
-
-    def _inside(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
-        """Which heads of a checkpoint belong to a part."""
-        if (model, part) not in self._parts:
-            _make_room(self._parts)
-            self._parts[model, part] = self._find(model, part)
-        return self._parts[model, part]
-
-    def _find(self, model: str, part: Part) -> npt.NDArray[np.bool_]:
-        if part is EVERY_HEAD:
-            return np.ones(len(self._place(model, "layer")), dtype=bool)
-        depth = self._place(model, "depth")
-        inside = ((depth > part.low) | ((part.low == 0.0) & (depth == 0.0))) & (depth <= part.high)
-        if part.layer is not None:
-            inside &= self._place(model, "layer") == part.layer
-        if part.layer_kind is not None:
-            inside &= self._place(model, "layer_kind") == part.layer_kind
-        if part.dominated is not None:
-            inside &= self._place(model, "dominated").astype(np.float64) == float(part.dominated)
-        return np.asarray(inside, dtype=bool)
-
-    def _place(self, model: str, name: str) -> npt.NDArray[Any]:
-        """Layer, head, depth or kind of each head of a checkpoint."""
-        return np.asarray(self._places[name][self._rows.get(model, NO_HEADS)])
-
-    def _are_the_same(self, before: str, after: str) -> bool:
-        """Whether two checkpoints have the same heads."""
-        return all(np.array_equal(self._place(before, name), self._place(after, name)) for name in ("layer", "head"))
-
-    def series(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Shape:
-        """The shape of a mean over these checkpoints in order."""
-        return shape_of([self.mean(quantity, m, part) for m in models], self.directions(quantity, models, part))
-
-    def directions(self, quantity: str, models: Sequence[str], part: Part = EVERY_HEAD) -> Direction:
-        """Which way a mean goes from one of these checkpoints to another; NaN where that is unknown."""
-
-        def direction(i: int, j: int) -> float:
-            change = self.change(quantity, models[i], models[j], part)
-            return math.nan if change.outcome is Significance.UNKNOWN else change.direction
-
-        return direction
-
-    def mean(self, quantity: str, model: str, part: Part = EVERY_HEAD) -> float:
-        """The mean over heads that have the quantity."""
-        return finite_mean(self.values(quantity, model, part))
-
-    def change(self, quantity: str, before: str, after: str, part: Part = EVERY_HEAD) -> Change:
-        """The change of a mean from one checkpoint to another."""
-        first, last = self.values(quantity, before, part), self.values(quantity, after, part)
-        same = self._same_heads and len(first) == len(last) and self._are_the_same(before, after)
-        clusters = self._clusters(before, part), self._clusters(after, part)
-        change = paired_change(first, last, clusters[0]) if same else unpaired_change(first, last, *clusters)
-        drawn = [self.drawn(quantity, model, part) for model in (before, after)]
-        return self._over_documents(change, *drawn, paired=self._same_documents)
-
-    def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
-        """The difference of a mean between two parts of one checkpoint (`before` is `one`)."""
-        values = [self.values(quantity, model, part) for part in (one, other)]
-        clusters = [self._clusters(model, part) for part in (one, other)]
-        change = unpaired_change(values[0], values[1], clusters[0], clusters[1])
-        change = replace(change, over_heads=self.contrast_head_error(quantity, model, one, other))
-        drawn = [self.drawn(quantity, model, part) for part in (one, other)]
-        return self._over_documents(change, *drawn, paired=True)
-
-    def _over_documents(
-        self, change: Change, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], *, paired: bool
-    ) -> Change:
+    def _over_documents(self, change: Change, before: Array, after: Array, *, paired: bool) -> Change:
         """The same change with its error over documents, if both sides have draws."""
         if not len(before) or (paired and len(before) != len(after)) or not len(after):
             return change
@@ -255,7 +242,30 @@ class HeadPanel:
         return replace(known, error=both.size, freedom=both.freedom, source="documents and heads")
 
 
-def over_heads(values: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+@dataclass(frozen=True)
+class Contrast:
+    """The lowest and the highest of several seeds or models, and whether any two differ by more than noise."""
+
+    low: Entry
+    high: Entry
+    low_value: float
+    high_value: float
+    real: bool
+    known: bool = True  # whether every difference has a standard error
+
+
+def largest_contrast(panel: HeadPanel, entries: Sequence[Entry], quantity: str) -> Contrast | None:
+    """The largest difference of a mean between two entries; None where fewer than two have a value."""
+    known = [(value, c) for c in entries if np.isfinite(value := panel.mean(quantity, c.name))]
+    if len(known) < 2:
+        return None
+    low, high = min(known, key=itemgetter(0)), max(known, key=itemgetter(0))
+    outcomes = {panel.change(quantity, a.name, b.name).outcome for (_, a), (_, b) in itertools.combinations(known, 2)}
+    unknown = Significance.UNKNOWN in outcomes
+    return Contrast(low[1], high[1], low[0], high[0], Significance.CHANGED in outcomes, not unknown)
+
+
+def over_heads(values: Sequence[Array]) -> Array:
     """Of several measures of the same heads: how many have one; mean, standard deviation and quartiles: (measures, 6).
 
     Measures that all heads have are worked out together.
@@ -286,76 +296,42 @@ class LayerMeans:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        codes = [_coded(rows[name]) for name in ("model", "measure", "heads_of")]
-        self._known = [known for _, known in codes]
-        keys = np.ravel_multi_index([code for code, _ in codes], self._shape)
+        codes, known = zip(*(pd.factorize(rows[name]) for name in ("model", "measure", "heads_of")), strict=True)
+        self._codes = [{str(word): code for code, word in enumerate(words)} for words in known]
+        self._shape = tuple(max(1, len(words)) for words in known)
+        keys = np.ravel_multi_index([code.astype(np.intp) for code in codes], self._shape)
         order = np.argsort(keys, kind="stable")
         self._rows = order.astype(np.int32)
         self._edges = np.searchsorted(keys[order], np.arange(int(np.prod(self._shape)) + 1)).astype(np.int32)
         self._numbers = [rows[name].to_numpy() for name in ("layer", "heads", "mean")]
         self._without = [rows[str(name)].to_numpy() for name in rows.columns if str(name).startswith(WITHOUT)]
 
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return tuple(max(1, len(known)) for known in self._known)
-
-    def draw(
-        self, measure: str, model: str, dominated: bool | None, layers: Sequence[int], mean: float
-    ) -> npt.NDArray[np.float64]:
+    def draw(self, measure: str, model: str, dominated: bool | None, layers: Sequence[int], mean: float) -> Array:
         """A mean over the heads of these layers as other documents would have given it; empty where unknown.
 
         `mean` is over all documents.
         """
-        of_measure, tokens = self.find(model, measure, dominated), self.find(model, TOKENS)
-        if of_measure is None or tokens is None:
+        at, tokens = self._find(model, measure, HEADS_OF[dominated]), self._find(model, TOKENS, HEADS_OF[None])
+        if not (len(at) and len(tokens) and self._without):
             return np.zeros(0)
-        here = np.isin(of_measure.layer, layers)
-        weights = np.where(np.isfinite(of_measure.without[here]), of_measure.heads[here, None], 0.0)
+        layer, heads, means = self._numbers
+        at = at[np.isin(layer[at], layers)]
+        without, of_tokens = (np.stack([each[rows] for each in self._without], axis=1) for rows in (at, tokens))
+        weights = np.where(np.isfinite(without), heads[at, None].astype(np.float64), 0.0)
         known = weights.sum(axis=0) > 0
         if known.sum() < FEWEST_GROUPS:
             return np.zeros(0)
-        sums = (weights * np.nan_to_num(of_measure.without[here])).sum(axis=0)
-        sizes = tokens.mean[0] - tokens.without[0, known]
+        sums = (weights * np.nan_to_num(without)).sum(axis=0)
+        sizes = means[tokens[0]] - of_tokens[0, known]
         return scaled_replicates(mean, sums[known] / weights.sum(axis=0)[known], sizes)
 
-    def find(self, model: str, measure: str, dominated: bool | None = None) -> LayerMean | None:
-        """One measure of a checkpoint; None where it is not there."""
-        keys = zip(self._known, (model, measure, HEADS_OF[dominated]), strict=True)
-        places = [known[name] for known, name in keys if name in known]
-        if len(places) < len(self._known):
-            return None
+    def _find(self, *words: str) -> NDArray[np.int32]:
+        """The rows of one measure of a checkpoint, in the order of the table; none where it is not there."""
+        places = [codes.get(word, -1) for codes, word in zip(self._codes, words, strict=True)]
+        if min(places) < 0:
+            return self._rows[:0]
         key = int(np.ravel_multi_index(places, self._shape))
-        at = self._rows[self._edges[key] : self._edges[key + 1]]
-        if not len(at):
-            return None
-        layer, heads, mean = (numbers[at] for numbers in self._numbers)
-        without = [numbers[at] for numbers in self._without]
-        replicates = np.stack(without, axis=1) if without else np.zeros((len(at), 0))
-        return LayerMean(layer, *(each.astype(np.float64) for each in (heads, mean, replicates)))
-
-
-@dataclass(frozen=True)
-class LayerMean:
-    """One measure of a checkpoint, a row per layer: heads that have a value, their mean, and it without each group."""
-
-    layer: npt.NDArray[Any]
-    heads: npt.NDArray[np.float64]
-    mean: npt.NDArray[np.float64]
-    without: npt.NDArray[np.float64]  # (layers, groups)
-
-
-def _coded(words: pd.Series[str]) -> tuple[npt.NDArray[np.intp], dict[str, int]]:
-    """Words as whole numbers, and the number of each."""
-    codes, known = pd.factorize(words)
-    return codes.astype(np.intp), {str(word): place for place, word in enumerate(known)}
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """The numbers of all heads as another sample of documents would have given them, and each checkpoint's rows."""
-
-    columns: dict[str, npt.NDArray[Any]]
-    rows: dict[str, Rows]
+        return self._rows[self._edges[key] : self._edges[key + 1]]
 
 
 def _rows_of(heads: pd.DataFrame) -> dict[str, Rows]:
@@ -369,30 +345,18 @@ def _rows_of(heads: pd.DataFrame) -> dict[str, Rows]:
     return rows
 
 
-def _numbers_of(heads: pd.DataFrame) -> dict[str, npt.NDArray[Any]]:
+def _numeric_columns(heads: pd.DataFrame) -> dict[str, NDArray[Any]]:
     """Every column of numbers, as it is stored: looking into a table costs more than its numbers."""
-    numbers = {str(name): column for name, column in heads.items() if pd.api.types.is_numeric_dtype(column.dtype)}
     return {
-        name: column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(np.float64, na_value=np.nan)
-        for name, column in numbers.items()
+        str(name): column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(float, na_value=np.nan)
+        for name, column in heads.items()
+        if pd.api.types.is_numeric_dtype(column.dtype)
     }
 
 
-def _floats(column: npt.NDArray[Any], at: Rows) -> npt.NDArray[np.float64]:
-    """Numbers of some rows."""
-    return np.asarray(column[at], dtype=np.float64)
-
-
-def _place_column(column: pd.Series[Any]) -> npt.NDArray[Any]:
+def _place_column(column: pd.Series[Any]) -> NDArray[Any]:
     """Numbers as they are; of words, which are few, one object for each that is the same."""
     if pd.api.types.is_numeric_dtype(column.dtype):
         return column.to_numpy()
     codes, words = pd.factorize(column, use_na_sentinel=False)
     return np.asarray(words, dtype=object)[codes]
-
-
-def _make_room(kept: dict[Any, Any]) -> None:
-    """Forget what was found first where very much was: memory does not grow with the number of checkpoints."""
-    if len(kept) >= MOST_KEPT:
-        for key in list(kept)[: MOST_KEPT // 2]:
-            del kept[key]

@@ -37,7 +37,6 @@ class Shape:
     points: tuple[float, ...]
     trend: Trend
     known: tuple[int, ...]  # places that have a value
-    strict: bool = False  # every single step goes the way of the trend, even those within noise
     turn: int | None = None  # the peak or the dip
     overall: int = 0  # 1 where the last value is above the first by more than noise, -1 where it is below
 
@@ -69,14 +68,20 @@ def shape_of(values: Sequence[float], direction: Direction) -> Shape:
     if len(known) < 2:
         return Shape(series, Trend.SINGLE if known else Trend.UNDEFINED, known)
     trend, turn = _trend(series, known, direction)
-    way = {Trend.RISES: 1, Trend.FALLS: -1}.get(trend, 0)
-    strict = way != 0 and all(way * (series[j] - series[i]) > 0 for i, j in itertools.pairwise(known))
     overall = direction(known[0], known[-1])
-    return Shape(series, trend, known, strict, turn, 0 if np.isnan(overall) else int(overall))
+    return Shape(series, trend, known, turn, 0 if np.isnan(overall) else int(overall))
 
 
 def _trend(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[Trend, int | None]:
-    rises, falls, unknown = _ever(values, known, direction)
+    # Whether it ever rises or falls, from one place to the next or from its lowest or highest so far.
+    rises = falls = unknown = False
+    top = bottom = known[0]
+    for before, i in itertools.pairwise(known):
+        ways = {direction(place, i) for place in {before, top, bottom}}
+        rises, falls = rises or 1 in ways, falls or -1 in ways
+        unknown = unknown or any(np.isnan(way) for way in ways)
+        top = i if values[i] > values[top] else top
+        bottom = i if values[i] < values[bottom] else bottom
     if not rises and not falls:
         return Trend.UNDECIDED if unknown else Trend.LEVEL, None
     first, last = known[0], known[-1]
@@ -85,23 +90,8 @@ def _trend(values: tuple[float, ...], known: tuple[int, ...], direction: Directi
         return Trend.RISES, None
     if overall < 0 and not rises:
         return Trend.FALLS, None
-    top, bottom = max(known, key=lambda i: values[i]), min(known, key=lambda i: values[i])
     peaks = direction(first, top) > 0 and direction(top, last) < 0
     dips = direction(first, bottom) < 0 and direction(bottom, last) > 0
     if peaks != dips:
         return (Trend.PEAKS, top) if peaks else (Trend.DIPS, bottom)
     return Trend.MOVES, None
-
-
-def _ever(values: tuple[float, ...], known: tuple[int, ...], direction: Direction) -> tuple[bool, bool, bool]:
-    """Whether the series ever rises or falls, from one place to the next or from its lowest or highest so far, and
-    whether that is unknown anywhere."""
-    rises = falls = unknown = False
-    highest = lowest = known[0]
-    for before, i in itertools.pairwise(known):
-        ways = {direction(place, i) for place in {before, highest, lowest}}
-        rises, falls = rises or 1 in ways, falls or -1 in ways
-        unknown = unknown or any(np.isnan(way) for way in ways)
-        highest = i if values[i] > values[highest] else highest
-        lowest = i if values[i] < values[lowest] else lowest
-    return rises, falls, unknown

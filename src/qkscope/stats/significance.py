@@ -2,7 +2,8 @@
 
 Standard errors come from few groups of documents (or few KV heads), so a number is significant only beyond Student's t
 with their degrees of freedom. Every card, claim, table, page, and comparison asks this module. Without a number or a
-standard error the outcome is unknown, which is not the same as unchanged.
+standard error the outcome is unknown, which is not the same as unchanged. The standard errors of means over heads are
+here too: from draws, one per group of documents, or from the heads themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.05  # share of true zeros that may be called significant
 SMALLEST = 0.001  # text prints at most three decimals, so a smaller change cannot be seen
+FEWEST_HEADS = 3  # with fewer, a standard error over heads says nothing
+Clusters = NDArray[np.int64] | None  # the KV head of each head, as one number
 
 
 class Significance(Enum):
@@ -33,6 +36,9 @@ class Error(NamedTuple):
 
     size: float
     freedom: float
+
+
+UNKNOWN_ERROR = Error(math.nan, math.nan)
 
 
 def critical_value(freedom: ArrayLike) -> Array:
@@ -60,15 +66,41 @@ def decide(value: float, *errors: Error, smallest: float = SMALLEST) -> Signific
     return Significance.CHANGED if len(under) and (under == 1).all() else Significance.UNKNOWN
 
 
-def direction(value: float, *errors: Error, smallest: float = SMALLEST) -> int:
-    """1 or -1 for a significant number above or below 0, else 0."""
-    if decide(value, *errors, smallest=smallest) is not Significance.CHANGED:
-        return 0
-    return 1 if value > 0 else -1
-
-
 def combined(*errors: Error) -> Error:
     """The standard error of a sum or difference of independent numbers (Welch–Satterthwaite)."""
     variance = sum(error.size**2 for error in errors)
     spread = sum(error.size**4 / max(error.freedom, 1.0) for error in errors)
     return Error(math.sqrt(variance), variance**2 / spread if spread > 0 else min(e.freedom for e in errors))
+
+
+def finite_mean(values: Array) -> float:
+    """The mean of the numbers that exist; NaN where none does."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
+
+
+def spread(draws: Array) -> Error:
+    """How far draws lie from their mean, root mean square: each is as far as another sample of documents would be.
+
+    From their mean, not from the whole: heads of a share that lie at a threshold cross it one way more often than the
+    other, and that is no spread. Not n - 1: replicates were scaled up as they are for a jackknife.
+    """
+    if not len(draws) or not np.isfinite(draws).all():
+        return UNKNOWN_ERROR
+    return Error(float(draws.std()), len(draws) - 1)
+
+
+def clustered_error(values: Array, clusters: Clusters = None) -> Error:
+    """Of a mean over heads; heads of one cluster count as one observation as far as they agree."""
+    finite = np.isfinite(values)
+    known = values[finite]
+    if len(known) < FEWEST_HEADS:
+        return UNKNOWN_ERROR
+    if clusters is None:
+        return Error(float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
+    _, of = np.unique(clusters[finite], return_inverse=True)
+    count = int(of.max()) + 1
+    if count < FEWEST_HEADS:
+        return UNKNOWN_ERROR
+    sums = np.bincount(of, weights=known - known.mean())
+    return Error(float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(known)), count - 1)

@@ -11,7 +11,7 @@ from qkscope.errors import located
 from qkscope.kinds import StudyKind
 from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
-from qkscope.lenses.study_sums import EntrySums, StudySums
+from qkscope.lenses.sums import EntrySums, StudySums
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import head_table_path, stored_table
 from qkscope.results.remove import remove_head_table

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from qkscope.errors import InputError, located
 from qkscope.files import replacing, writing
 from qkscope.lenses.base import HeadTable
-from qkscope.lenses.derived import with_derived
+from qkscope.lenses.registry import with_derived
 from qkscope.lenses.rows import checkpoint_rows
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text

@@ -183,9 +183,9 @@ def sampled_plasticity(sums: LayerSums, kept: KeptLayer, most: int) -> dict[str,
     """The estimators `key pairs` and `counting` of a layer's heads, from the same pairs, at most so many per place."""
     cells = cells_of(sums.edges, sums.facts.attention, sums.facts.attention_window)
     grid = cells.grid
-    means, spreads = part_means(sums.q_buckets, grid), part_spreads(sums.q_buckets, grid)
+    (n_q, means), spreads = part_means(sums.q_buckets, grid), part_spreads(sums.q_buckets, grid)
     classes = int(cells.key_class.max(initial=0)) + 1
-    tallies = {name: Tally.empty(grid.low, grid.high, means.n, classes) for name in (KEY_PAIRS, COUNTING)}
+    tallies = {name: Tally.empty(grid.low, grid.high, n_q, classes) for name in (KEY_PAIRS, COUNTING)}
     inside = [(kept.position >= low) & (kept.position < high) for low, high in zip(grid.low, grid.high, strict=True)]
     for heads, draws in key_draws(sums, kept, grid.low, grid.middle, cells.reached.tolist(), most):
         covariances = part_covariances(spreads.take(np.array(heads)), grid)
@@ -194,7 +194,7 @@ def sampled_plasticity(sums: LayerSums, kept: KeptLayer, most: int) -> dict[str,
             away = distance_class(np.abs(np.diff(grid.middle[places], axis=0))[0], grid.step)
             for head, cov in zip(heads, covariances[:, part], strict=True):
                 variance = np.einsum("pd,pd->p", pairs.difference @ cov, pairs.difference)
-                normal = normal_pp(pairs.difference @ means.mean[head, part], variance)
+                normal = normal_pp(pairs.difference @ means[head, part], variance)
                 queries = kept.q[sums.heads[head]][inside[part]].astype(np.float64)
                 tallies[KEY_PAIRS].add(head, part, pairs, away, normal)
                 tallies[COUNTING].add(head, part, pairs, away, counted_pp(pairs.difference, queries))

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 
 from qkscope.results.entries import Entry
-from qkscope.stats.findings import largest_contrast
-from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part, largest_contrast
 from qkscope.stats.series import Shape, Trend
 from qkscope.words.phrases import Format, percent, plus_minus, share_plus_minus, shortened, shown, significant
 

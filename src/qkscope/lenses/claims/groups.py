@@ -10,41 +10,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import error_name
-from qkscope.lenses.claims.base import Evidence, unasked
-from qkscope.lenses.claims.population import mean_of, named, over_draws, over_key_heads, population, within
+from qkscope.lenses.claims.base import (
+    Evidence,
+    Quantity,
+    Unasked,
+    mean_of,
+    name_of,
+    named,
+    over_draws,
+    over_key_heads,
+    population,
+)
 from qkscope.lenses.depth_axis import EARLY, LATE
-from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
 from qkscope.lenses.pca import Array
 from qkscope.lenses.score.table import ADVANTAGE, shares_shown
-from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.views import WindowView
 from qkscope.results.read import Entry
 from qkscope.stats.means import HeadPanel, Part
-from qkscope.stats.significance import Error, is_significant
-from qkscope.stats.spread import FEWEST_HEADS
+from qkscope.stats.significance import FEWEST_HEADS, Error, is_significant, spread
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
 Test = Callable[[WindowView, Entry], Evidence]
-DOMINATED, OTHERS = Part(dominated=True), Part(dominated=False)
-SIDES = ((DOMINATED, "position-dominated heads"), (OTHERS, "the others"))
 HALF = 0.5
 MARGIN = 0.1  # means of r nearer than this count as one value
 CLEAR = 0.3  # |r_k| of keys that clearly run with or against their queries
 
 
-def with_value(panel: HeadPanel, quantity: str, model: str, part: Part) -> int:
-    """How many heads of a part have a value."""
-    return int(np.isfinite(panel.values(quantity, model, part)).sum())
-
-
 def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str], less: tuple[Part, str]) -> Evidence:
     """Whether a mean is larger in one part of an entry's heads than in another."""
-    counts = [with_value(panel, quantity, model, part) for part, _ in (more, less)]
+    counts = [int(np.isfinite(panel.values(quantity, model, part)).sum()) for part, _ in (more, less)]
     if min(counts) < FEWEST_HEADS:
         sides = [f"{count} in {name}" for count, (_, name) in zip(counts, (more, less), strict=True)]
-        return unasked(f"of {FEWEST_HEADS} heads that each side needs there are {listed(sides)}")
+        raise Unasked(f"of {FEWEST_HEADS} heads that each side needs there are {listed(sides)}")
     change = panel.contrast(quantity, model, less[0], more[0])
     words = listed([f"{mean_of(panel, quantity, model, part)} in {name}" for part, name in (more, less)])
     return Evidence(change.difference, change.over_documents, change.over_heads, words, named(more[0]))
@@ -53,13 +52,14 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
 # --- position-dominated heads -----------------------------------------------------------------------
 
 
-def dominated_more(quantity: Callable[[WindowView], str]) -> Test:
+def dominated_more(quantity: Quantity) -> Test:
     """Whether a mean is larger in position-dominated heads than in the others of the same layer type."""
 
     def test(at: WindowView, entry: Entry) -> Evidence:
-        panel, name, of = at.panel, quantity(at), population(at, entry.name)
-        sides = [(within(part, of.layer_kind), name) for part, name in SIDES]
-        return more_in(panel, name, entry.name, *sides)
+        kind = population(at, entry.name).layer_kind
+        more, less = Part(layer_kind=kind, dominated=True), Part(layer_kind=kind, dominated=False)
+        sides = (more, "position-dominated heads"), (less, "the others")
+        return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
 
     return test
 
@@ -67,11 +67,11 @@ def dominated_more(quantity: Callable[[WindowView], str]) -> Test:
 def by_interaction(at: WindowView, entry: Entry) -> Evidence:
     """Whether the product of both drifts makes more of the bias than the mean query does."""
     panel, name = at.panel, "interaction_share"
-    part = within(DOMINATED, population(at, entry.name).layer_kind)
-    count = with_value(panel, name, entry.name, part)
+    part = Part(layer_kind=population(at, entry.name).layer_kind, dominated=True)
+    count = int(np.isfinite(panel.values(name, entry.name, part)).sum())
     if count < FEWEST_HEADS:
-        return unasked(f"{counted(count, 'head')} {'is' if count == 1 else 'are'} position-dominated")
-    share, error = panel.mean(name, entry.name, part), panel.document_error(name, entry.name, part)
+        raise Unasked(f"{counted(count, 'head')} {'is' if count == 1 else 'are'} position-dominated")
+    share, error = panel.mean(name, entry.name, part), spread(panel.drawn(name, entry.name, part))
     words = f"its share is {plus_minus(share, error.size)} on average in {counted(count, 'position-dominated head')}"
     return Evidence(share - HALF, error, panel.head_error(name, entry.name, part), words, named(part))
 
@@ -81,21 +81,18 @@ def sign_leans(at: WindowView, entry: Entry) -> Evidence:
 
     Most heads have r_k above 0 and favor late keys, so most agree by chance: only agreement beyond that counts.
     """
-    columns = [ADVANTAGE, error_name(ADVANTAGE)]
-    scores = at.of_entry(entry.name, SCORE)
-    if columns[1] not in scores.columns:
-        return unasked("the advantage of late keys has no errors here")
-    heads = at.of_entry(entry.name).merge(scores[[*KEY, *columns]], on=KEY, how="inner", suffixes=("", "_of_score"))
-    part = population(at, entry.name)
+    heads, part, error = at.of_entry(entry.name), population(at, entry.name), error_name(ADVANTAGE)
+    if error not in heads.columns:
+        raise Unasked("the advantage of late keys has no errors here")
     heads = heads if part.layer_kind is None else heads[heads["layer_kind"] == part.layer_kind]
     heads = heads[heads["r_k"].abs() > CLEAR]
-    heads = heads[is_significant(heads[ADVANTAGE], heads[columns[1]], at.freedom(entry.name)) == 1]
+    heads = heads[is_significant(heads[ADVANTAGE], heads[error], at.freedom(entry.name)) == 1]
     if "sign_sure" in heads.columns:
         heads = heads[heads["sign_sure"] != 0]
     keys, lean = heads["r_k"].to_numpy() > 0, heads[ADVANTAGE].to_numpy() > 0
     rarest = min((int(side.sum()) for each in (keys, lean) for side in (each, ~each)), default=0)
     if rarest < FEWEST_HEADS:
-        return unasked(
+        raise Unasked(
             f"of {counted(len(heads), 'head')} with two significant signs, {rarest} have the rarer sign, too few to "
             "tell agreement from chance"
         )
@@ -134,38 +131,32 @@ def kappa_error(one: NDArray[np.bool_], other: NDArray[np.bool_], key_heads: NDA
 # --- depth and kinds --------------------------------------------------------------------------------
 
 
-def ends_of_depth(at: WindowView, panel: HeadPanel, model: str) -> tuple[Part, Part, str] | None:
+def ends_of_depth(at: WindowView, model: str) -> tuple[Part, Part, str]:
     """The first and the last three tenths of depth, within the kind of layer that has most heads in both."""
     heads = at.of_entry(model)
     kinds = kinds_in_order(heads["layer_kind"].dropna())
     sizes = heads["layer_kind"].value_counts()
     for kind in sorted(kinds, key=lambda each: -sizes[each]) if len(kinds) > 1 else [None]:
         early, late = (Part(part.low, part.high, layer_kind=kind) for part in (EARLY, LATE))
-        if panel.layers_of(model, early) and panel.layers_of(model, late):
+        if at.panel.count(model, early) and at.panel.count(model, late):
             return early, late, f" ({kind} layers)" if kind else ""
-    return None
+    raise Unasked("no kind of layer is in both the first and the last three tenths of depth")
 
 
-def early_more(quantity: Callable[[WindowView], str]) -> Test:
+def early_more(quantity: Quantity) -> Test:
     """Whether a mean is larger in the first than in the last three tenths of depth."""
 
     def test(at: WindowView, entry: Entry) -> Evidence:
-        panel = at.panel
-        ends = ends_of_depth(at, panel, entry.name)
-        if ends is None:
-            return unasked("no kind of layer is in both the first and the last three tenths of depth")
-        early, late, of = ends
-        names = (f"the first three tenths of depth{of}", "the last three")
-        return more_in(panel, quantity(at), entry.name, (early, names[0]), (late, names[1]))
+        early, late, of = ends_of_depth(at, entry.name)
+        sides = (early, f"the first three tenths of depth{of}"), (late, "the last three")
+        return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
 
     return test
 
 
 def even_depth(at: WindowView, entry: Entry) -> Evidence:
     """Whether mean r_q of early and late layers is the same within a margin."""
-    evidence = early_more(fixed("r_q"))(at, entry)
-    if evidence.why:
-        return evidence
+    evidence = early_more("r_q")(at, entry)
     return replace(evidence, value=MARGIN - abs(evidence.value))
 
 
@@ -174,7 +165,7 @@ def vary_more(at: WindowView, entry: Entry) -> Evidence:
     part = population(at, entry.name)
     layers = at.panel.layers_of(entry.name, part)
     if len(layers) < FEWEST_HEADS:
-        return unasked(f"it has {counted(len(layers), 'layer')} of one type")
+        raise Unasked(f"it has {counted(len(layers), 'layer')} of one type")
     values = [at.panel.values(name, entry.name, part) for name in ("r_k", "r_q")]
     drawn = [at.panel.drawn_values(name, entry.name, part) for name in ("r_k", "r_q")]
     keys = at.panel.key_heads(entry.name, part)
@@ -199,21 +190,21 @@ def nope_less(at: WindowView, entry: Entry) -> Evidence:
     kinds = kinds_in_order(at.of_entry(entry.name)["layer_kind"].dropna())
     sides = [[kind for kind in kinds if name in kind.replace(",", "").split()] for name in ("rotary", "NoPE")]
     if not all(sides):
-        return unasked("it does not have both rotary and NoPE layers")
+        raise Unasked("it does not have both rotary and NoPE layers")
     pairs = [(one, other) for one in sides[0] for other in sides[1] if reach_of(one) == reach_of(other)]
     if not pairs:
-        return unasked("its rotary and NoPE layers do not see equally much of the window")
+        raise Unasked("its rotary and NoPE layers do not see equally much of the window")
     rotary, nope = pairs[0]
     more, less = ((Part(layer_kind=kind), f"{kind} layers") for kind in (rotary, nope))
     evidence = more_in(at.panel, "r_q", entry.name, more, less)
     return replace(evidence, population=f"{rotary} and {nope} layers")
 
 
-def fixed(name: str) -> Callable[[WindowView], str]:
-    """A quantity that is the same at both choices of windows."""
-    return lambda _: name
-
-
 def position_share(at: WindowView) -> str:
     """The share of position by which entries can be compared here."""
     return shares_shown(at)[0]
+
+
+def query_share(at: WindowView) -> str:
+    """The share of the query part by which entries can be compared here."""
+    return shares_shown(at)[3]

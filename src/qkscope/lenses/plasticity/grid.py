@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -38,31 +38,11 @@ class PartGrid:
     source: Index  # (parts,) which source
     sources: tuple[tuple[int, int], ...]  # of each source the first bucket, and the one behind the last
     step: float  # tokens that a part should have
-
-    @property
-    def parts(self) -> int:
-        """How many there are."""
-        return len(self.low)
-
-    @property
-    def width(self) -> Index:
-        """Positions of each part."""
-        return self.high - self.low
-
-    @property
-    def middle(self) -> Array:
-        """The mean position of each part."""
-        return (self.low + self.high - 1) / 2
-
-    @property
-    def divided(self) -> NDArray[np.bool_]:
-        """Which parts are pieces of a bucket."""
-        return np.bincount(self.source)[self.source] > 1
-
-    @property
-    def merged(self) -> bool:
-        """Whether any buckets are put together."""
-        return any(last - first > 1 for first, last in self.sources)
+    parts: int  # how many there are
+    width: Index  # (parts,) positions
+    middle: Array  # (parts,) the mean position
+    divided: NDArray[np.bool_]  # (parts,) which are pieces of a bucket
+    merged: bool  # whether any buckets are put together
 
 
 def buckets_of(edges: tuple[int, ...]) -> int:
@@ -85,7 +65,18 @@ def part_grid(edges: tuple[int, ...]) -> PartGrid:
         cuts += [(a, b, len(sources)) for a, b in pairwise(inner)]
         sources.append((first, last))
     lows, highs, of = (np.array(each, dtype=np.intp) for each in zip(*cuts, strict=True))
-    return PartGrid(lows, highs, of, tuple(sources), step)
+    return PartGrid(
+        low=lows,
+        high=highs,
+        source=of,
+        sources=tuple(sources),
+        step=step,
+        parts=len(lows),
+        width=highs - lows,
+        middle=(lows + highs - 1) / 2,
+        divided=np.bincount(of)[of] > 1,
+        merged=any(last - first > 1 for first, last in sources),
+    )
 
 
 def _runs(edges: tuple[int, ...], start: int, step: float) -> Iterator[tuple[int, int]]:
@@ -110,32 +101,11 @@ class Cells:
     c: Index
     d: Index
     pairs: Array  # pairs of different keys that a query of b sees there, on average
-
-    @cached_property
-    def near(self) -> NDArray[np.bool_]:
-        """Both keys are of one part."""
-        return np.asarray(self.c == self.d)
-
-    @cached_property
-    def key_class(self) -> Index:
-        """How many parts the two keys are apart."""
-        return distance_class(self.grid.middle[self.d] - self.grid.middle[self.c], self.grid.step)
-
-    @cached_property
-    def query_class(self) -> Index:
-        """How many whole parts lie between the query and the point midway between the keys."""
-        away = self.grid.middle[self.b] - (self.grid.middle[self.c] + self.grid.middle[self.d]) / 2
-        return np.floor(away / self.grid.step + 0.25).astype(np.intp)  # halves of parts, to within an unequal part
-
-    @cached_property
-    def reached(self) -> Index:
-        """The parts whose queries see any pair."""
-        return np.unique(self.b[self.pairs > 0])
-
-    @cached_property
-    def ends(self) -> tuple[Array, Array] | None:
-        """Which share of each part is in the first and in the last fifth of what is reached; None of a single part."""
-        return fifths(self.grid.low, self.grid.high, self.reached)
+    key_class: Index  # how many parts the two keys are apart
+    query_class: Index  # how many whole parts lie between the query and the point midway between the keys
+    reached: Index  # the parts whose queries see any pair
+    # Which share of each part is in the first and in the last fifth of what is reached; None of a single part.
+    ends: tuple[Array, Array] | None
 
 
 def fifths(low: Index, high: Index, reached: Index) -> tuple[Array, Array] | None:
@@ -144,12 +114,9 @@ def fifths(low: Index, high: Index, reached: Index) -> tuple[Array, Array] | Non
         return None
     start, stop = low[reached[0]], high[reached[-1]]
     span = END * (stop - start)
-
-    def overlap(begin: float, end: float) -> Array:
-        inside = np.minimum(high, end) - np.maximum(low, begin)
-        return np.asarray(np.clip(inside, 0.0, None) / (high - low))
-
-    return overlap(start, start + span), overlap(stop - span, stop)
+    begin, end = np.array([[start], [stop - span]]), np.array([[start + span], [stop]])
+    first, last = np.clip(np.minimum(high, end) - np.maximum(low, begin), 0.0, None) / (high - low)
+    return first, last
 
 
 def distance_class(apart: Array, step: float) -> Index:
@@ -172,7 +139,15 @@ def cells_of(edges: tuple[int, ...], attention: AttentionKind = "full", reach: i
         here = b == part
         one, other = seen[part][:, c[here]], seen[part][:, d[here]]
         pairs[here] = np.where(c[here] == d[here], one * (one - 1) / 2, one * other).mean(axis=0)
-    return Cells(grid, b, c, d, pairs)
+    away = grid.middle[b] - (grid.middle[c] + grid.middle[d]) / 2
+    reached = np.unique(b[pairs > 0])
+    return Cells(
+        grid, b, c, d, pairs,
+        key_class=distance_class(grid.middle[d] - grid.middle[c], grid.step),
+        query_class=np.floor(away / grid.step + 0.25).astype(np.intp),  # halves of parts, to within an unequal part
+        reached=reached,
+        ends=fifths(grid.low, grid.high, reached),
+    )  # fmt: skip
 
 
 def first_seen(t: Array, attention: AttentionKind, reach: int | None) -> Array:

@@ -16,11 +16,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkscope.lenses.plasticity.grid import Array, Cells, Index, PartGrid, part_grid
-from qkscope.lenses.plasticity.products import about_centre, between_means, on_keys, plasticity_of, traces_by_keys
+from qkscope.lenses.plasticity.products import (
+    about_centre,
+    between_means,
+    of_both,
+    of_differences,
+    on_keys,
+    plasticity_of,
+    traces_by_keys,
+)
 from qkscope.lenses.rotated_means import MeanCurve, bend_covariance, mean_curve
 from qkscope.lenses.score.lines import mean_residual, residuals, window_keys
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics
+
+Traces = dict[tuple[str, str], Array]  # tr(A_b B_c) for A of queries and B of keys: (heads, parts, parts)
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class SharedLaws:
     k: Laws
     rest_q: Array  # (rows, d, d): the mean over buckets of the covariance at one position
     rest_k: Array
-    traces: dict[tuple[str, str], Array]  # tr(A_b B_c) for A of queries and B of keys: (heads, parts, parts)
+    traces: Traces
 
 
 def single_position(sums: LayerSums, cells: Cells) -> tuple[Array, Array] | None:
@@ -51,27 +61,21 @@ def single_position(sums: LayerSums, cells: Cells) -> tuple[Array, Array] | None
     which, b, c, d = sums.distinct_keys[1], cells.b, cells.c, cells.d
     mu = part_means(queries, sums.q_buckets, cells.grid)
     m = part_means(keys, sums.k_buckets, cells.grid)
-    about = about_centre(m)[which]
-    tr = dict(shared.traces)
+    about, tr = about_centre(m)[which], shared.traces
     fixed, more = (on_keys(law, mu, which) for law in (shared.k.rest, shared.k.moves))
     by_rest, by_moves = (between_means(law, about) for law in (shared.q.rest, shared.q.moves))
-    moved = _moved(sums, shared)
-    if moved is not None:
-        tr, by_q, by_k = _moved_traces(tr, shared, moved, which), moved[0], moved[1][which]
+    if sums.whole is not None and sums.replication.method == "jackknife":
+        rest_q, rest_k = _mean_rests(sums)
+        by_q, by_k = rest_q - shared.rest_q, (rest_k - shared.rest_k)[which]
+        tr = _moved_traces(shared, by_q, by_k, which)
         fixed = fixed + np.einsum("hbi,hij,hbj->hb", mu, by_k, mu, optimize=True)[..., None]
         by_rest = by_rest + between_means(by_q[:, None], about)
-
-    def both(table: Array) -> Array:
-        return np.clip(table[:, b, c] + table[:, b, d], 0.0, None)
-
-    def apart(form: Array) -> Array:
-        return np.clip(form[:, b, c, c] + form[:, b, d, d] - 2 * form[:, b, c, d], 0.0, None)
-
     gap = mu @ m[which].swapaxes(1, 2)
-    preferred, decided = both(fixed + tr["moves", "rest"]), both(tr["rest", "rest"])
-    by_place = both(more + tr["moves", "moves"]) + apart(by_moves)
+    preferred, decided = of_both(fixed + tr["moves", "rest"], cells), of_both(tr["rest", "rest"], cells)
+    by_place = of_both(more + tr["moves", "moves"], cells) + np.clip(of_differences(by_moves, cells), 0.0, None)
+    apart = np.clip(of_differences(by_rest, cells), 0.0, None)
     between = np.where(c == d, 0.0, gap[:, b, c] - gap[:, b, d])
-    alone = plasticity_of(between, preferred + by_place, decided + both(tr["rest", "moves"]) + apart(by_rest))
+    alone = plasticity_of(between, preferred + by_place, decided + of_both(tr["rest", "moves"], cells) + apart)
     return alone, plasticity_of(None, preferred, decided)
 
 
@@ -89,9 +93,37 @@ def _shared(whole: LayerSums) -> SharedLaws | None:
         return None
     grid, which = part_grid(whole.edges), whole.distinct_keys[1]
     q, k = laws(curves[0], whole.q_buckets, grid), laws(curves[1], whole.k_buckets, grid)
-    names = ("moves", "rest")
-    traces = {(a, b): traces_by_keys(getattr(q, a), getattr(k, b), which) for a in names for b in names}
+    traces = {
+        (a, b): traces_by_keys(getattr(q, a), getattr(k, b), which)
+        for a in ("moves", "rest")
+        for b in ("moves", "rest")
+    }
     return SharedLaws(q, k, *_mean_rests(whole), traces)
+
+
+def _mean_rests(sums: LayerSums) -> tuple[Array, Array]:
+    """The mean over buckets of the covariance at one position: of queries, and of distinct keys."""
+    rests = []
+    kinds = ((sums.q, sums.q_buckets), (window_keys(sums), sums.k_buckets))
+    for curve, (window, buckets) in zip(sums.once(_curves), kinds, strict=True):
+        rest = mean_residual(window, buckets)
+        weights = buckets.n / buckets.n.sum(axis=1, keepdims=True)
+        bend = None if curve is None else bend_covariance(curve, buckets.var_t, weights)
+        rests.append(rest if bend is None else rest - bend[:, 0])
+    return rests[0], rests[1]
+
+
+def _moved_traces(shared: SharedLaws, by_q: Array, by_k: Array, which: Index) -> Traces:
+    """The traces of a replicate: the rest of queries and of keys differs from the whole's by the same in all parts."""
+    of_q = {name: np.einsum("hbij,hij->hb", getattr(shared.q, name), by_k)[..., None] for name in ("moves", "rest")}
+    of_k = {name: traces_by_keys(by_q[:, None], getattr(shared.k, name), which) for name in ("moves", "rest")}
+    both, tr = np.einsum("hij,hij->h", by_q, by_k)[:, None, None], shared.traces
+    return {
+        ("moves", "moves"): tr["moves", "moves"],
+        ("moves", "rest"): tr["moves", "rest"] + of_q["moves"],
+        ("rest", "moves"): tr["rest", "moves"] + of_k["moves"],
+        ("rest", "rest"): tr["rest", "rest"] + of_q["rest"] + of_k["rest"] + both,
+    }
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -151,42 +183,3 @@ class _Atoms:
         share = self.share.reshape(*self.share.shape, *[1] * (values.ndim - 2))
         first = np.searchsorted(self.part, np.arange(self.part[-1] + 1))
         return np.asarray(np.add.reduceat(np.where(share == 0, 0.0, share * values), first, axis=1))
-
-
-# --- replicates -------------------------------------------------------------------------------------
-
-
-def _mean_rests(sums: LayerSums) -> tuple[Array, Array]:
-    """The mean over buckets of the covariance at one position: of queries, and of distinct keys."""
-    rests = []
-    kinds = ((sums.q, sums.q_buckets), (window_keys(sums), sums.k_buckets))
-    for curve, (window, buckets) in zip(sums.once(_curves), kinds, strict=True):
-        rest = mean_residual(window, buckets)
-        weights = buckets.n / buckets.n.sum(axis=1, keepdims=True)
-        bend = None if curve is None else bend_covariance(curve, buckets.var_t, weights)
-        rests.append(rest if bend is None else rest - bend[:, 0])
-    return rests[0], rests[1]
-
-
-def _moved(sums: LayerSums, shared: SharedLaws) -> tuple[Array, Array] | None:
-    """By how much a replicate's covariance at one position differs from the whole's, on the mean over buckets."""
-    if sums.whole is None or sums.replication.method != "jackknife":
-        return None
-    q, k = _mean_rests(sums)
-    return q - shared.rest_q, k - shared.rest_k
-
-
-def _moved_traces(
-    traces: dict[tuple[str, str], Array], shared: SharedLaws, moved: tuple[Array, Array], which: Index
-) -> dict[tuple[str, str], Array]:
-    """The traces with the rest of queries and of keys moved by the same in all parts."""
-    by_q, by_k = moved[0], moved[1][which]
-    of_q = {name: np.einsum("hbij,hij->hb", getattr(shared.q, name), by_k)[..., None] for name in ("moves", "rest")}
-    of_k = {name: traces_by_keys(by_q[:, None], getattr(shared.k, name), which) for name in ("moves", "rest")}
-    both = np.einsum("hij,hij->h", by_q, by_k)[:, None, None]
-    return {
-        ("moves", "moves"): traces["moves", "moves"],
-        ("moves", "rest"): traces["moves", "rest"] + of_q["moves"],
-        ("rest", "moves"): traces["rest", "moves"] + of_k["moves"],
-        ("rest", "rest"): traces["rest", "rest"] + of_q["rest"] + of_k["rest"] + both,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkscope.lenses.plasticity.grid import Array, Index
+from qkscope.lenses.plasticity.grid import Array, Cells, Index
 from qkscope.lenses.stacks import for_readers
 
 
@@ -21,6 +21,17 @@ def plasticity_of(gap: Array | None, fixed: Array, decided: Array) -> Array:
         slope = np.sqrt(decided / (spread + fixed))
         volume = np.arctan(slope) / (2.0 * np.pi) if gap is None else owens_t(gap / np.sqrt(spread), slope)
     return np.asarray(np.where(spread > 0, np.clip(8.0 * volume, 0.0, 1.0), np.nan))
+
+
+def of_both(table: Array, cells: Cells) -> Array:
+    """What a table (heads, b, c) says of both keys of a cell together; never below 0."""
+    return np.clip(table[:, cells.b, cells.c] + table[:, cells.b, cells.d], 0.0, None)
+
+
+def of_differences(form: Array, cells: Cells) -> Array:
+    """(k_c − k_d)' Σ_b (k_c − k_d) of each cell, from k_c' Σ_b k_d of all parts (heads, b, c, d)."""
+    b, c, d = cells.b, cells.c, cells.d
+    return np.asarray(form[:, b, c, c] + form[:, b, d, d] - 2 * form[:, b, c, d])
 
 
 def traces_by_keys(matrices: Array, keys: Array, which: Index) -> Array:

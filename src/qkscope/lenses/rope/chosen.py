@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rope import kernel, planes
-from qkscope.lenses.views import WindowView
+from qkscope.lenses.views import WindowView, named_entries
 from qkscope.results.read import Entries
 
 Array = NDArray[np.float64]

@@ -21,7 +21,7 @@ from qkscope.lenses.rope.spectrum import base_of
 from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
 from qkscope.lenses.rope.split_sums import Predictions, entry_layer
 from qkscope.lenses.rows import over_layers
-from qkscope.lenses.study_sums import StudySums, shown_heads
+from qkscope.lenses.sums import StudySums
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.mapped import SpillingTable
 from qkscope.results.schema import REPLICATES
@@ -149,9 +149,9 @@ class SplitLayers:
     @classmethod
     def of(cls, study: StudySums, windows: Sequence[int], measured: Measured) -> SplitLayers:
         """Look at every entry once, as far as there is a layer left that can be split."""
-        heads = shown_heads(study.entries[0].file, study.settings)
+        heads = study.shown_heads(study.entries[0])
         for entry in study.entries[1:]:
-            shown = shown_heads(entry.file, study.settings)
+            shown = study.shown_heads(entry)
             heads = {layer: chosen for layer, chosen in heads.items() if shown.get(layer) == chosen}
         left, skip = list(heads), study.settings.skip
         for entry, window in zip(study.entries, windows, strict=True):

@@ -131,7 +131,7 @@ def replicate_predictions(sums: LayerSums) -> dict[int, Predicted]:
 
 def window_of(sums: LayerSums) -> RopeWindow | None:
     """Where the window's queries and keys are, as its buckets are filled; None where there are none."""
-    start = 0 if sums.source is None else sums.source.moments.layout.skip_positions
+    start = sums.source.layout.skip_positions
     q, k = (Positions.filled(sums.edges, sums.bucket_means(kind).n[0], start) for kind in KINDS)
     return None if q is None or k is None else RopeWindow(q, k, sums.q.n / (sums.q.n + sums.k.n))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rotation.planes import FILE as PLANES
 from qkscope.lenses.rotation.table import FILE
-from qkscope.lenses.views import WindowView
+from qkscope.lenses.views import WindowView, named_entries
 
 SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # of the way from the head with the most negative effect to that with the largest
 STABLE = 0.9  # a cosine: axes that turn further without one group of documents are not shown

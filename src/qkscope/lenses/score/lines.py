@@ -35,7 +35,7 @@ class KeyCells:
 
 def cells_edges(sums: LayerSums) -> tuple[int, ...]:
     """The edges of the buckets; positions that were never summed are not there to be seen."""
-    never = 0 if sums.source is None else sums.source.moments.layout.skip_positions
+    never = sums.source.layout.skip_positions
     return (max(sums.edges[0], never), *sums.edges[1:])
 
 

@@ -8,11 +8,10 @@ import pandas as pd
 
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM, freedom_of
-from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.score.map_table import FILE as MAP_FILE
 from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
 from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES, shares_shown
-from qkscope.lenses.views import WindowView
+from qkscope.lenses.views import WindowView, named_entries
 from qkscope.stats.significance import is_significant
 
 Array = npt.NDArray[np.float64]

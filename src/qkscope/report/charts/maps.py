@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from qkscope.draw import style
 from qkscope.lenses.charts import DepthMap, HeadMap
 from qkscope.lenses.depth_axis import depth_axis
-from qkscope.lenses.named_entries import named_entries
+from qkscope.lenses.views import named_entries
 from qkscope.report.charts import layout
 from qkscope.report.charts.shares import label_depth
 from qkscope.results.read import phase_segments

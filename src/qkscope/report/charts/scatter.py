@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from qkscope.draw import style
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS
 from qkscope.lenses.charts import HeadScatter
-from qkscope.lenses.kind_marks import kind_marks
+from qkscope.lenses.kind_of_layer import kind_marks
 from qkscope.report.charts import layout
 
 if TYPE_CHECKING:

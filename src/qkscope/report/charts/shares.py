@@ -18,7 +18,7 @@ from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.charts import Panel, Shares
 from qkscope.lenses.depth_axis import N_BINS, DepthAxis, depth_axis
 from qkscope.lenses.kind_of_layer import EVERY_KIND, unusual_layers
-from qkscope.lenses.named_entries import named_entries
+from qkscope.lenses.views import named_entries
 from qkscope.report.charts import layout
 from qkscope.report.charts.trajectories import draw_panel
 

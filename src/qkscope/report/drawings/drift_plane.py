@@ -20,7 +20,7 @@ from matplotlib.patches import Ellipse
 
 from qkscope.draw import style
 from qkscope.errors import InputError
-from qkscope.lenses.profile.table import profile
+from qkscope.lenses.profile import profile
 from qkscope.lenses.rotation.chosen import chosen_heads
 from qkscope.lenses.rotation.planes import FILE, planes
 from qkscope.lenses.sums import layer_sums

@@ -8,10 +8,8 @@ from matplotlib.figure import Figure
 
 from qkscope.draw import style
 from qkscope.draw.curves import error_keys
-from qkscope.lenses.ablation.strength import NAME, STRENGTHS, rank_correlation
-from qkscope.lenses.ablation.table import last_measured, shown_edit
-from qkscope.lenses.kind_marks import KindMark, kind_marks
-from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.ablation import NAME, STRENGTHS, last_measured, rank_correlation, shown_edit
+from qkscope.lenses.kind_of_layer import KindMark, kind_marks, kinds_in_order
 from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 

@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors
 from qkscope.lenses.charts import Panel
-from qkscope.lenses.plasticity.compared import mean_profile, shown_entries, with_kinds
-from qkscope.lenses.plasticity.table import PROFILE_FILE
+from qkscope.lenses.kind_of_layer import EVERY_KIND
+from qkscope.lenses.plasticity import PROFILE_FILE, mean_profile, shown_entries
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 from qkscope.report.charts.trajectories import draw_panel
@@ -24,7 +24,7 @@ MOST_LINES = 4
 def draw_plasticity(tables: Results) -> Figure:
     """A row per layer type: plasticity over checkpoints (left), and by query position at a few checkpoints (right)."""
     at, kinds = tables.own, layout.layer_types(tables.own)
-    profiles = with_kinds(at, at.table(PROFILE_FILE)) if at.has(PROFILE_FILE) else None
+    profiles = at.with_kind(at.table(PROFILE_FILE)) if at.has(PROFILE_FILE) else None
     columns = 1 if profiles is None else 2
     figure = layout.canvas(tables, 5.2 * columns, 1.4 + 2.7 * len(kinds), "Attention Plasticity")
     grid = figure.subplots(len(kinds), columns, squeeze=False, sharey=True)
@@ -48,7 +48,8 @@ def _draw_profiles(axes: Axes, at: WindowView, profiles: pd.DataFrame, kind: str
     """Means over the heads of one layer type at up to four checkpoints."""
     names = shown_entries(at, MOST_LINES)
     for name, shade in zip(names, np.linspace(0.35, 1.0, len(names)), strict=True):
-        rows = profiles[(profiles["model"] == name) & (profiles["layer_kind"] == kind) & profiles["ap"].notna()]
+        rows = profiles[(profiles["model"] == name) & profiles["ap"].notna()]
+        rows = rows if kind == EVERY_KIND else rows[rows["layer_kind"] == kind]
         if rows.empty:
             continue
         mean = mean_profile(rows)

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.lenses.base import error_name
-from qkscope.lenses.profile.choice import HeadProfile, profiles_of, without_sink
+from qkscope.lenses.profile import HeadProfile, profiles_of, without_sink
 from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 
