@@ -30,8 +30,7 @@ import torch
 from qkscope import Moments, capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
-from qkscope.lenses.score.parts import Split
-from qkscope.lenses.score.split import line_split, score_split
+from qkscope.lenses.score.parts import Split, line_split, score_split
 from qkscope.lenses.score.visible_keys import Reach
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import capture_layout

@@ -12,9 +12,9 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.score import visible_keys as seen_module
 from qkscope.lenses.score.lines import MOST_CELLS
-from qkscope.lenses.score.map_table import TABLE as MAP
-from qkscope.lenses.score.map_table import TO_CELLS, key_cells, score_map
-from qkscope.lenses.score.split import line_split, score_split
+from qkscope.lenses.score.maps import TABLE as MAP
+from qkscope.lenses.score.maps import TO_CELLS, key_cells, score_map
+from qkscope.lenses.score.parts import line_split, score_split
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE, score
 from qkscope.lenses.score.visible_keys import Reach, seen_keys
 from qkscope.lenses.sums import layer_sums

@@ -10,11 +10,12 @@ import pandas as pd
 
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.categories import CATEGORIES, classify
-from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, with_base, with_rotation_of
-from qkscope.lenses.rope.spectrum import base_of
+from qkscope.lenses.rope.extrapolate import Extrapolated, extrapolate, one_base, with_base, with_rotation_of
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
 from qkscope.results.read import ResultsFolder, load_results
+
+KEY, MEASURED = ["layer", "head"], ["r_q", "r_k", "category"]
 
 
 @dataclass(frozen=True)
@@ -51,31 +52,21 @@ def predict_folder(
     folder: Path, names: Sequence[str], request: PredictionRequest, skip: int | None = None
 ) -> list[CheckpointPrediction]:
     """The predictions for these checkpoints of a results folder (all by default)."""
-    results = _results(folder)
-    known = list(results.study.names) if results else _with_moments(folder)
+    try:
+        results = load_results(folder)
+        known, analysis = list(results.study.names), results.provenance.analysis
+    except TableError:  # no tables (yet): the checkpoints that have moments
+        results, analysis = None, None
+        paths = [Path(entry.name) for entry in entries(moments_folder(folder))]
+        known = sorted(path.stem for path in paths if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
     wanted = list(names) or known
     for name in (*wanted, *([request.rotation_of] if request.rotation_of else [])):
         if not moments_path(folder, name).is_file():
             raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
     there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
     files = {name: PreRopeFile(moments_path(folder, name)) for name in there}
-    analysis = results.provenance.analysis if results else None
     start = skip if skip is not None else (analysis.skip_positions if analysis else None) or 0
     return [_answer(name, files, request, results, start) for name in wanted]
-
-
-def _with_moments(folder: Path) -> list[str]:
-    """The checkpoints of a folder without tables, by name."""
-    paths = [Path(entry.name) for entry in entries(moments_folder(folder))]
-    return sorted(path.stem for path in paths if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
-
-
-def _results(folder: Path) -> ResultsFolder | None:
-    """The tables of a folder; None where it has none (yet)."""
-    try:
-        return load_results(folder)
-    except TableError:
-        return None
 
 
 def _answer(
@@ -90,59 +81,35 @@ def _answer(
     context = _context(results, name, file)
     predicted = extrapolate(file, name=name, window=request.window, rotation=rotation, skip=skip, context=context)
     own = extrapolate(file, name=name, window=None, rotation=None, skip=skip, context=context)
-    return CheckpointPrediction(
-        name,
-        context,
-        one_base(file),
-        _measured(results, name, context),
-        _beside_measured(predicted.heads, _measured_heads(results, name, context)),
-        own,
-        predicted,
-        _trained(name, files, predicted, results),
-    )
+    measured = _measured_heads(results, name, context)
+    heads, place = predicted.heads.merge(measured, on=KEY, how="left"), list(predicted.heads).index("r_q_rope")
+    heads = heads[[*predicted.heads.columns[:place], *MEASURED, *predicted.heads.columns[place:]]]
+    trained = _trained(name, files, predicted, results)
+    return CheckpointPrediction(name, context, one_base(file), _means(measured), heads, own, predicted, trained)
 
 
 def _context(results: ResultsFolder | None, name: str, file: PreRopeFile) -> int:
     """A checkpoint's own context; a study may use the first positions of longer sums."""
-    entries = [] if results is None else results.study.checkpoints
-    context = next((entry.context for entry in entries if entry.name == name), None)
+    known = [] if results is None else results.study.checkpoints
+    context = next((entry.context for entry in known if entry.name == name), None)
     return context if context in file.layout.edges else file.layout.context
-
-
-def one_base(file: PreRopeFile) -> float | None:
-    """The base of all layers that rotate; None where they have several, or none."""
-    bases = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotation is not None}
-    return next(iter(bases)) if len(bases) == 1 else None
-
-
-def _measured(results: ResultsFolder | None, name: str, window: int) -> dict[str, float]:
-    """Means over heads as measured at a checkpoint's own context."""
-    here = _measured_heads(results, name, window)
-    if here.empty:
-        return {}
-    means = {key: float(here[key].mean()) for key in ("r_q", "r_k")}
-    return means | {"position_dominated": float((here["category"] == CATEGORIES[0]).mean())}
 
 
 def _measured_heads(results: ResultsFolder | None, name: str, window: int) -> pd.DataFrame:
     """r_q, r_k and category of each measured head; no rows where the folder has no tables."""
-    columns = ["layer", "head", "r_q", "r_k"]
     if results is None:
-        return pd.DataFrame(columns=[*columns, "category"])
-    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)][columns]
+        return pd.DataFrame(columns=[*KEY, *MEASURED]).astype(dict.fromkeys(KEY, "int64"))
+    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)]
+    here = here[[*KEY, *MEASURED[:2]]].astype(dict.fromkeys(KEY, "int64"))
     return here.assign(category=classify(here["r_q"].to_numpy(), here["r_k"].to_numpy()))
 
 
-def _beside_measured(predicted: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Measured columns in front of the predicted ones, which all end in `_rope`; empty where nothing was measured."""
-    names = ["r_q", "r_k", "category"]
-    keys = predicted[["layer", "head"]].astype("int64")
-    matched = keys.merge(measured.astype({"layer": "int64", "head": "int64"}), on=["layer", "head"], how="left")
-    place = list(predicted.columns).index("r_q_rope")
-    joined = predicted.copy()
-    for offset, name in enumerate(names):
-        joined.insert(place + offset, name, matched[name].to_numpy())
-    return joined
+def _means(heads: pd.DataFrame) -> dict[str, float]:
+    """Means over heads as measured; empty where nothing was."""
+    if heads.empty:
+        return {}
+    dominated = float((heads["category"] == CATEGORIES[0]).mean())
+    return {key: float(heads[key].mean()) for key in ("r_q", "r_k")} | {"position_dominated": dominated}
 
 
 def _trained(
@@ -154,7 +121,7 @@ def _trained(
     for other, file in files.items():
         base = one_base(file)
         if other != name and _context(results, other, file) == window and base is not None and bases == {base}:
-            measured = _measured(results, other, window)
+            measured = _means(_measured_heads(results, other, window))
             if measured:
                 return other, measured
     return None

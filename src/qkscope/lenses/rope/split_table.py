@@ -14,12 +14,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import Measure, StudyBuild, StudyTable, error_name
+from qkscope.layers import LayerFacts
+from qkscope.lenses.base import Measure, StudyBuild, StudyTable
+from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.draws import drawn_correlations, replicated
 from qkscope.lenses.kind_of_layer import kind_name, kinds_in_order
-from qkscope.lenses.rope.spectrum import base_of
-from qkscope.lenses.rope.split import PARTS, Explained, dominated, explained
-from qkscope.lenses.rope.split_sums import Predictions, entry_layer
+from qkscope.lenses.rope.extrapolate import one_base
+from qkscope.lenses.rope.split import EntryLayer, cube_of, entry_layer, split_columns
+from qkscope.lenses.rotated_moments import Array
 from qkscope.lenses.rows import over_layers
 from qkscope.lenses.study_sums import StudySums, shown_heads
 from qkscope.moments.file import PreRopeFile
@@ -27,7 +29,6 @@ from qkscope.results.mapped import SpillingTable
 from qkscope.results.schema import REPLICATES
 from qkscope.stats.jackknife import FEWEST_GROUPS
 
-Array = NDArray[np.float64]
 FILE, HEADS_FILE = "rope_split.csv", "rope_split_heads.csv"
 R_Q, R_K, DOMINATED = QUANTITIES = "r_q", "r_k", "position_dominated"
 EVERY, ROTARY = "all", "rotary"
@@ -66,7 +67,7 @@ ABOUT = (
     Measure("to_window", "Window of the second.", "tokens", error=None),
     Measure("from_base", "RoPE base of the first; empty where layers have several, or angles of no base.", error=None),
     Measure("to_base", "RoPE base of the second.", error=None),
-)  # fmt: skip
+)
 STEP = ("windows", "from_model", "to_model")
 MEANS = StudyTable(FILE, (*ABOUT, *SPLIT), (*STEP, "heads_of", "quantity"), (*STEP, "heads_of", "quantity", "errors"))
 HEADS = StudyTable(HEADS_FILE, SPLIT, (*STEP, "layer", "head", "quantity"), (*STEP, "quantity"), detail=True)
@@ -76,17 +77,32 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
     """The split of every step, at each choice of windows."""
     means: list[dict[str, Any]] = []
     heads = SpillingTable()
-    measured = Measured.read(study)
+    groups, errors = paired_groups(study)
     for choice, windows in study.windows:
-        for before, after, step in split_steps(study, windows, measured):
-            where: dict[str, Any] = {"windows": choice, "from_model": before.name, "to_model": after.name}
-            about = where | {"from_window": before.window, "to_window": after.window}
-            about |= {"from_base": before.base, "to_base": after.base}
-            means += [about | row for row in step.means(measured.errors)]
+        for step in split_steps(study, windows, groups):
+            means += [{"windows": choice, "errors": errors, **step.about, **row} for row in step.means()]
             if study.settings.detail:
-                heads.add(step.heads().assign(**where))
+                names = {end: step.about[end] for end in ("from_model", "to_model")}
+                heads.add(step.heads().assign(windows=choice, **names))
     tables = {FILE: pd.DataFrame(means)} if means else {}
     return tables | ({HEADS_FILE: heads.table()} if means and study.settings.detail else {})
+
+
+def paired_groups(study: StudySums) -> tuple[tuple[int, ...], str]:
+    """Document groups that all entries have replicates of, none where there can be no errors; and what errors are."""
+    prefix, filled, reason = "r_q_without_", None, ""
+    for rows in study.head_table(REPLICATES, {window for _, windows in study.windows for window in windows}):
+        here = {name for name in rows.columns if name.startswith(prefix) and rows[name].notna().any()}
+        filled = here if filled is None else filled & here
+        none = [str(each) for each in rows.get("errors", pd.Series(dtype=str)).unique()]
+        reason = reason or next((each for each in none if each.startswith("none")), "")
+    groups = tuple(sorted(int(name.removeprefix(prefix)) for name in filled or ()))
+    if not study.same_documents:
+        return (), "none: the checkpoints are not known to have read the same documents"
+    if len(groups) < FEWEST_GROUPS:
+        return (), reason or "none: document groups of the checkpoints differ"
+    sketched = all(entry.file.layout.unrotated_sketched for entry in study.entries)
+    return groups, PAIRED if sketched else PAIRED_FIXED
 
 
 # --- entries, one after the other -------------------------------------------------------------------
@@ -94,145 +110,69 @@ def split_study(study: StudySums) -> Mapping[str, pd.DataFrame]:
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """One entry of a study over a window, with what was measured there."""
+    """One entry of a study over a window: what was measured there, and what predictions are made from."""
 
-    number: int
     name: str
     window: int
-    file: PreRopeFile
-    rows: pd.DataFrame  # by layer and head
-
-    @property
-    def base(self) -> float:
-        """The base of all rotating layers; NaN where there is no one."""
-        bases = {base_of(facts.rotation) for facts in self.file.layers.values() if facts.rotary != "nope"}
-        base = next(iter(bases)) if len(bases) == 1 else None
-        return np.nan if base is None else base
+    facts: Mapping[int, LayerFacts]
+    base: float | None  # of all rotating layers; None where there is no one
+    measured: Array  # (2, 1 + groups, heads): r_q and r_k of all documents, then draws
+    layers: Mapping[int, EntryLayer]  # that all entries can be predicted for
 
 
-def split_steps(
-    study: StudySums, windows: Sequence[int], measured: Measured
-) -> Iterator[tuple[SplitEntry, SplitEntry, SplitStep]]:
+def split_steps(study: StudySums, windows: Sequence[int], groups: Sequence[int]) -> Iterator[SplitStep]:
     """Each step from one entry to the next, and from the first to the last; of all entries these alone are held."""
-    layers = SplitLayers.of(study, windows, measured)
-    if not layers.predictions:
+    heads, layers = shared_layers(study, windows)
+    if not layers:
         return
-    entries = _entries(study, windows, measured)
-    first = before = next(entries)
-    layers.hold(first)
-    for after in entries:
-        layers.hold(after)
-        yield before, after, layers.step(before, after)
-        if before is not first:
-            layers.forget(before)
+    index = pd.MultiIndex.from_tuples([(layer, head) for layer, chosen in heads.items() for head in chosen])
+    tables = study.head_table(REPLICATES, set(windows))
+    first, before = None, None
+    for entry, window, rows in zip(study.entries, windows, tables, strict=True):
+        file, here = entry.file, rows[rows["window"] == window].set_index(["layer", "head"]).reindex(index)
+        read = read_layers(study, file, window, {layer: heads[layer] for layer in layers}, groups)
+        after = SplitEntry(entry.name, window, file.layers, one_base(file), measured_draws(here, groups), read)
+        del read
+        if first is None or before is None:
+            first = after
+        else:
+            yield SplitStep.of(before, after, heads)
         before = after
-    if len(study.entries) > 2:
-        yield first, before, layers.step(first, before)
+    if first is not None and before is not None and len(study.entries) > 2:
+        yield SplitStep.of(first, before, heads)
 
 
-def _entries(study: StudySums, windows: Sequence[int], measured: Measured) -> Iterator[SplitEntry]:
-    every = study.head_table(REPLICATES, set(windows))
-    for number, (entry, window, rows) in enumerate(zip(study.entries, windows, every, strict=True)):
-        here = rows[rows["window"] == window].set_index(["layer", "head"]).sort_index()
-        yield SplitEntry(number, entry.name, window, entry.file, here)
+def read_layers(
+    study: StudySums, file: PreRopeFile, window: int, heads: Mapping[int, Sequence[int]], groups: Sequence[int]
+) -> dict[int, EntryLayer]:
+    """These layers of an entry, those that can be predicted for, with samples without each of these groups."""
+
+    def of_layer(layer: int) -> EntryLayer | None:
+        return entry_layer(file, layer, heads[layer], window, study.settings.skip, groups)
+
+    return {layer: each for layer, each in zip(heads, over_layers(of_layer, heads), strict=True) if each is not None}
 
 
-@dataclass(frozen=True)
-class SplitLayers:
-    """The layers that all entries have with the same heads, and predictions of those that all can be predicted for."""
-
-    heads: dict[int, list[int]]  # by layer
-    predictions: dict[int, Predictions]
-    skip: int  # leading positions that are left out
-    measured: Measured
-
-    @classmethod
-    def of(cls, study: StudySums, windows: Sequence[int], measured: Measured) -> SplitLayers:
-        """Look at every entry once, as far as there is a layer left that can be split."""
-        heads = shown_heads(study.entries[0].file, study.settings)
-        for entry in study.entries[1:]:
-            shown = shown_heads(entry.file, study.settings)
-            heads = {layer: chosen for layer, chosen in heads.items() if shown.get(layer) == chosen}
-        left, skip = list(heads), study.settings.skip
-        for entry, window in zip(study.entries, windows, strict=True):
-            file = entry.file
-
-            def is_known(layer: int, file: PreRopeFile = file, window: int = window) -> bool:
-                return entry_layer(file, layer, heads[layer], window, skip, ()) is not None
-
-            known = over_layers(is_known, left)
-            left = [layer for layer, there in zip(left, known, strict=True) if there]
-            if not left:
-                break
-        return cls(heads, {layer: Predictions() for layer in left}, skip, measured)
-
-    def hold(self, entry: SplitEntry) -> None:
-        """Read what an entry's predictions are made from."""
-
-        def of_layer(layer: int) -> None:
-            heads, groups = self.heads[layer], self.measured.groups
-            held = entry_layer(entry.file, layer, heads, entry.window, self.skip, groups)
-            assert held is not None  # as it was when layers were chosen
-            self.predictions[layer].hold(entry.number, held)
-
-        over_layers(of_layer, self.predictions)
-
-    def forget(self, entry: SplitEntry) -> None:
-        """Nothing more is asked about an entry."""
-        for each in self.predictions.values():
-            each.forget(entry.number)
-
-    def step(self, before: SplitEntry, after: SplitEntry) -> SplitStep:
-        """A step from one entry that is held to another."""
-        samples = 1 + len(self.measured.groups)
-
-        def cube(layer: int) -> tuple[Array, Array]:
-            if layer in self.predictions:
-                return self.predictions[layer].cube(before.number, after.number)
-            nothing = np.full((2, 2, 2, samples, len(self.heads[layer])), np.nan)
-            return nothing, nothing
-
-        return SplitStep.of(self, before, after, over_layers(cube, self.heads))
+def shared_layers(study: StudySums, windows: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
+    """The layers that all entries show with the same heads, with these, and those that all can be predicted for."""
+    heads = shown_heads(study.entries[0].file, study.settings)
+    for entry in study.entries[1:]:
+        shown = shown_heads(entry.file, study.settings)
+        heads = {layer: chosen for layer, chosen in heads.items() if shown.get(layer) == chosen}
+    left = list(heads)
+    for entry, window in zip(study.entries, windows, strict=True):
+        left = list(read_layers(study, entry.file, window, {layer: heads[layer] for layer in left}, ()))
+    return heads, left
 
 
-# --- measurements -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Measured:
-    """r_q and r_k of every entry's heads as they were measured, with draws for errors."""
-
-    groups: tuple[int, ...]  # of documents that all entries have; none where there can be no errors
-    errors: str
-
-    @classmethod
-    def read(cls, study: StudySums) -> Measured:
-        """From the replicates of component 0, which the head tables have."""
-        prefix, filled, said = "r_q_without_", None, ""
-        windows = {window for _, windows in study.windows for window in windows}
-        for rows in study.head_table(REPLICATES, windows):
-            here = {name for name in rows.columns if name.startswith(prefix) and rows[name].notna().any()}
-            filled = here if filled is None else filled & here
-            none = [str(each) for each in rows.get("errors", pd.Series(dtype=str)).unique()]
-            said = said or next((each for each in none if each.startswith("none")), "")
-        groups = tuple(sorted(int(name.removeprefix(prefix)) for name in filled or ()))
-        if not study.same_documents:
-            return cls((), "none: the checkpoints are not known to have read the same documents")
-        if len(groups) < FEWEST_GROUPS:
-            return cls((), said or "none: document groups of the checkpoints differ")
-        sketched = all(entry.file.layout.unrotated_sketched for entry in study.entries)
-        return cls(groups, PAIRED if sketched else PAIRED_FIXED)
-
-    def draws(self, rows: pd.DataFrame) -> tuple[Array, Array]:
-        """(r_q, r_k), each (1 + groups, heads): all documents first, then draws."""
-        groups = list(self.groups)
-        whole = [rows[name].to_numpy(dtype=np.float64) for name in (R_Q, R_K)]
-        if not groups:
-            return whole[0][None], whole[1][None]
-        sizes = [float((rows["n_q"] - rows[f"n_q_without_{group}"]).sum()) for group in groups]
-        without = [replicated(rows, name, groups) for name in (R_Q, R_K)]
-        drawn = drawn_correlations((whole[0], without[0]), (whole[1], without[1]), sizes)
-        return np.concatenate([whole[0][None], drawn[0]]), np.concatenate([whole[1][None], drawn[1]])
+def measured_draws(rows: pd.DataFrame, groups: Sequence[int]) -> Array:
+    """(2, 1 + groups, heads): r_q and r_k as measured with all documents, then draws for errors."""
+    whole = rows[[R_Q, R_K]].to_numpy(dtype=np.float64).T
+    if not groups:
+        return whole[:, None]
+    sizes = [float((rows["n_q"] - rows[f"n_q_without_{group}"]).sum()) for group in groups]
+    r_q, r_k = ((of, replicated(rows, name, list(groups))) for of, name in zip(whole, (R_Q, R_K), strict=True))
+    return np.concatenate([whole[:, None], np.stack(drawn_correlations(r_q, r_k, sizes))], axis=1)
 
 
 # --- one step ---------------------------------------------------------------------------------------
@@ -242,84 +182,76 @@ class Measured:
 class SplitStep:
     """One step of all heads: measured (1 + groups, heads), predicted (2, 2, 2, 1 + groups, heads), by quantity."""
 
-    layer: NDArray[np.int64]
-    head: NDArray[np.int64]
+    about: Mapping[str, Any]  # name, window and base of the entries from and to which it goes
+    places: NDArray[np.int64]  # (2, heads): layer and head
     rotary: NDArray[np.str_]
     kinds: NDArray[np.str_]
-    before: dict[str, Array]
-    after: dict[str, Array]
-    predicted: dict[str, Array]
+    numbers: Mapping[str, tuple[Array, Array, Array]]  # before, after, predicted
 
     @classmethod
-    def of(
-        cls, layers: SplitLayers, before: SplitEntry, after: SplitEntry, cubes: Sequence[tuple[Array, Array]]
-    ) -> SplitStep:
+    def of(cls, before: SplitEntry, after: SplitEntry, heads: Mapping[int, Sequence[int]]) -> SplitStep:
         """Put the layers of a step together."""
-        places = [(layer, head) for layer, heads in layers.heads.items() for head in heads]
-        index = pd.MultiIndex.from_tuples(places, names=["layer", "head"])
-        ends = [layers.measured.draws(entry.rows.reindex(index)) for entry in (before, after)]
-        r_q, r_k = (np.concatenate([cube[i] for cube in cubes], axis=-1) for i in (0, 1))
-        facts = [after.file.layers[layer] for layer, _ in places]
+        unknown = (2, 2, 2, 2, before.measured.shape[1])
+
+        def cube(layer: int) -> Array:
+            if layer in after.layers:
+                return cube_of(before.layers[layer], after.layers[layer])
+            return np.full((*unknown, len(heads[layer])), np.nan)
+
+        arrays = (before.measured, after.measured, np.concatenate(over_layers(cube, heads), axis=-1))
+        (q0, q1, q), (k0, k1, k) = ([each[i] for each in arrays] for i in (0, 1))
+        numbers = {
+            R_Q: (q0, q1, q),
+            R_K: (k0, k1, k),
+            DOMINATED: (dominated(q0, k0), dominated(q1, k1), dominated(q, k)),
+        }
+        about: dict[str, Any] = {}
+        for end, of in (("from", before), ("to", after)):
+            base = np.nan if of.base is None else of.base
+            about |= {f"{end}_model": of.name, f"{end}_window": of.window, f"{end}_base": base}
+        places = np.array([(layer, head) for layer, chosen in heads.items() for head in chosen]).T
+        facts = [after.facts[layer] for layer in places[0]]
         kinds = [kind_name(each.rotary, each.attention, each.attention_window) for each in facts]
-        by_quantity = [{R_Q: q, R_K: k, DOMINATED: dominated(q, k)} for q, k in (*ends, (r_q, r_k))]
-        layer, head = (np.array([place[i] for place in places]) for i in (0, 1))
-        return cls(layer, head, np.array([each.rotary for each in facts]), np.array(kinds), *by_quantity)
+        return cls(about, places, np.array([each.rotary for each in facts]), np.array(kinds), numbers)
 
     def known(self, quantity: str) -> NDArray[np.bool_]:
         """Which heads have a measurement at both ends and a prediction."""
-        cube = self.predicted[quantity][..., 0, :].reshape(8, -1)
-        ends = np.isfinite(self.before[quantity][0]) & np.isfinite(self.after[quantity][0])
-        return np.asarray(ends & np.isfinite(cube).all(axis=0))
+        before, after, predicted = self.numbers[quantity]
+        cube = predicted[..., 0, :].reshape(8, -1)
+        return np.asarray(np.isfinite(before[0]) & np.isfinite(after[0]) & np.isfinite(cube).all(axis=0))
 
-    def means(self, errors: str) -> Iterator[dict[str, Any]]:
+    def means(self) -> Iterator[dict[str, Any]]:
         """Rows of means over all heads, over rotary and NoPE heads where there are both, and over each kind of layer
         where layers attend differently far."""
         kinds = [kind for kind in KINDS_OF_HEADS if (self.rotary == kind).any()]
-        parts = {EVERY: np.ones(len(self.head), dtype=bool)}
+        parts = {EVERY: np.ones(len(self.rotary), dtype=bool)}
         parts |= {kind: self.rotary == kind for kind in kinds} if len(kinds) > 1 else {}
         reaching = kinds_in_order(self.kinds)
         parts |= {kind: self.kinds == kind for kind in reaching} if len(reaching) > len(kinds) else {}
         for heads_of, inside in parts.items():
-            for quantity in QUANTITIES:
+            for quantity, numbers in self.numbers.items():
                 known = inside & self.known(quantity)
                 if known.any():
-                    before, after = (of[quantity][:, known].mean(axis=1) for of in (self.before, self.after))
-                    split = explained(before, after, self.predicted[quantity][..., known].mean(axis=-1))
-                    about = {"heads_of": heads_of, "quantity": quantity, "errors": errors}
+                    columns = split_columns(*(each[..., known].mean(axis=-1) for each in numbers))
                     counts = {"heads": int(known.sum()), "heads_left_out": int((inside & ~known).sum())}
-                    cube = self.predicted[quantity][..., 0, known].mean(axis=-1)
-                    yield about | counts | {k: float(v) for k, v in _columns(split, cube).items()}
+                    numbers_of = {name: float(value) for name, value in columns.items()}
+                    yield {"heads_of": heads_of, "quantity": quantity} | counts | numbers_of
 
     def heads(self) -> pd.DataFrame:
         """Rows of every head that has a prediction."""
         tables = []
         for quantity in (R_Q, R_K):
             known = self.known(quantity)
-            cube = self.predicted[quantity][..., known]
-            split = explained(self.before[quantity][:, known], self.after[quantity][:, known], cube)
-            who = {"layer": self.layer[known], "head": self.head[known], "quantity": quantity}
-            tables.append(pd.DataFrame({**who, **_columns(split, cube[..., 0, :])}))
+            columns = split_columns(*(each[..., known] for each in self.numbers[quantity]))
+            who = dict(zip(("layer", "head"), self.places[:, known], strict=True))
+            tables.append(pd.DataFrame({**who, "quantity": quantity, **columns}))
         return pd.concat(tables, ignore_index=True).sort_values(["layer", "head"], kind="stable")
 
 
-def _columns(split: Explained, cube: Array) -> dict[str, Array]:
-    """The columns of a split; of its arrays, the first entry of axis 0 is all documents, the others are draws."""
-    columns = {"before": split.before[0], "after": split.after[0]}
-    columns |= {"before_rope": cube[0, 0, 0], "after_rope": cube[1, 1, 1]}
-    columns |= _with_error("change", split.change)
-    for place, part in enumerate(PARTS):
-        columns |= _with_error(part, split.parts[place])
-        columns[f"{part}_spread"] = split.spread[place][0]
-    columns |= {**_with_error("joint", split.joint[0]), **_with_error("joint_weights", split.joint[1])}
-    columns["joint_spread"] = split.joint_spread[0]
-    return columns | _with_error("unexplained", split.unexplained)
-
-
-def _with_error(name: str, values: Array) -> dict[str, Array]:
-    """A number, and how far its draws spread, as for every other mean over heads; NaN where there are none."""
-    whole, draws = values[0], values[1:]
-    error = draws.std(axis=0) if len(draws) else np.full(np.shape(whole), np.nan)
-    return {name: whole, error_name(name): error}
+def dominated(r_q: Array, r_k: Array) -> Array:
+    """1 where a head is position-dominated, else 0; NaN where it has no category."""
+    unknown = np.isnan(r_q) | np.isnan(r_k)
+    return np.where(unknown, np.nan, classify(r_q, r_k) == POSITION_DOMINATED)
 
 
 SPLITS = StudyBuild((MEANS, HEADS), split_study)

@@ -55,12 +55,6 @@ class SeenKeys:
     late: Array  # (buckets, 4 buckets): rise of the line through a late query's scores, first to last key that it sees
     late_share: Array  # (buckets,): how many of the queries are late
 
-    @property
-    def among_keys(self) -> Array:
-        """(buckets, 2 buckets, 2 buckets): the same variance for a query that does not depend on its position."""
-        half = self.variance.shape[-1] // 2
-        return self.variance[:, :half, :half]
-
 
 def middles(edges: tuple[int, ...]) -> Array:
     """The middle position of each bucket."""
@@ -89,30 +83,33 @@ def seen_keys(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...]) -> 
 def _of_bucket(
     edges: tuple[int, ...], bucket: int, reach: Reach, known: NDArray[np.bool_]
 ) -> tuple[Array, Array, Array, Array]:
-    t = _queries(edges[bucket], edges[bucket + 1])
-    first = reach.first(t, edges[0])
+    start, stop = edges[bucket : bucket + 2]
+    t = np.arange(start, stop, dtype=np.float64)
+    if stop - start > MOST_QUERIES:
+        t = start + np.floor((np.arange(MOST_QUERIES) + 0.5) * (stop - start) / MOST_QUERIES)
+    first, middle = reach.first(t, edges[0]), middles(edges)
     sums = [part * known for part in overlaps(edges, first, t)]
     n = sums[0].sum(axis=1)
     inverse = np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
     count, drift, square = (part * inverse[:, None] for part in sums)
-    tau = (t - middles(edges)[bucket])[:, None]
+    tau = (t - middle[bucket])[:, None]
     mean = np.hstack([count, drift, tau * count, tau * drift])
     variance = _mean_square(count, drift, square, tau) - mean.T @ mean / len(t)
     # Of n keys that differ at random, the variance about their own mean is 1 - 1/n of what they have.
     own = count * (1.0 - inverse)[:, None]
     residual = np.stack([(tau**power * own).mean(axis=0) for power in range(3)])
-    rise = _steps(edges, sums[0], first, t)[:, None] * _slope(edges, count, drift, square)
+    # The slope of the least-squares line of scores on the positions of seen keys, times how far these reach.
+    away = middle - (count * middle + drift).sum(axis=1, keepdims=True)
+    along = (count * away**2 + 2.0 * drift * away + square).sum(axis=1, keepdims=True)
+    per_variance = np.divide(1.0, along, out=np.zeros_like(along), where=along > 0)
+    slope = per_variance * np.hstack([count * away + drift, drift * away + square])
+    ends = np.asarray(edges, dtype=np.float64)
+    left = np.where(sums[0] > 0, np.maximum(ends[:-1], first[:, None]), np.inf).min(axis=1)
+    right = np.where(sums[0] > 0, np.minimum(ends[1:] - 1.0, t[:, None]), -np.inf).max(axis=1)
+    rise = np.maximum(right - left, 0.0)[:, None] * slope
     is_late = (t - edges[0] >= (1.0 - LATE) * (edges[-1] - edges[0])) & (n > 1)
     late = (np.hstack([rise, tau * rise]) * is_late[:, None]).mean(axis=0)
     return variance, residual, late, is_late.mean()
-
-
-def _queries(start: int, stop: int) -> Array:
-    """The positions of a bucket, or MOST_QUERIES of them."""
-    length = stop - start
-    if length <= MOST_QUERIES:
-        return np.arange(start, stop, dtype=np.float64)
-    return np.asarray(start + np.floor((np.arange(MOST_QUERIES) + 0.5) * length / MOST_QUERIES))
 
 
 def _mean_square(count: Array, drift: Array, square: Array, tau: Array) -> Array:
@@ -127,20 +124,3 @@ def _mean_square(count: Array, drift: Array, square: Array, tau: Array) -> Array
         for j, values in enumerate(row):
             form[i, place, j, place] = values
     return form.reshape(4 * buckets, 4 * buckets)
-
-
-def _slope(edges: tuple[int, ...], count: Array, drift: Array, square: Array) -> Array:
-    """(queries, 2 buckets): the slope of the least-squares line of scores on the positions of seen keys, per token."""
-    middle = middles(edges)
-    away = middle - (count * middle + drift).sum(axis=1, keepdims=True)
-    variance = (count * away**2 + 2.0 * drift * away + square).sum(axis=1, keepdims=True)
-    per_variance = np.divide(1.0, variance, out=np.zeros_like(variance), where=variance > 0)
-    return np.asarray(per_variance * np.hstack([count * away + drift, drift * away + square]))
-
-
-def _steps(edges: tuple[int, ...], count: Array, first: Array, last: Array) -> Array:
-    """How far the first and the last key that each query sees are apart; 0 where it sees none."""
-    ends = np.asarray(edges, dtype=np.float64)
-    left = np.where(count > 0, np.maximum(ends[:-1], first[:, None]), np.inf).min(axis=1)
-    right = np.where(count > 0, np.minimum(ends[1:] - 1.0, last[:, None]), -np.inf).max(axis=1)
-    return np.asarray(np.maximum(right - left, 0.0))

@@ -1,21 +1,76 @@
-"""Which heads have their map drawn: those with the most position, late and early keys winning, and others."""
+"""Score maps: the mean score of each query bucket with keys of up to 16 parts of the window; which heads are drawn."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from numpy.typing import NDArray
 
-from qkscope.lenses.base import error_name
+from qkscope.lenses.base import HeadTable, Measure, error_name
 from qkscope.lenses.draws import FREEDOM, freedom_of
 from qkscope.lenses.named_entries import named_entries
-from qkscope.lenses.score.map_table import FILE as MAP_FILE
-from qkscope.lenses.score.map_table import TO_CELLS, TO_FIRST, key_cells
-from qkscope.lenses.score.table import ADVANTAGE, FILE, POSITION, PREFERENCE, QUERY, SHARES, shares_shown
+from qkscope.lenses.score.lines import is_sink_apart, lines_of
+from qkscope.lenses.score.table import ADVANTAGE, POSITION, PREFERENCE, QUERY, SHARES, shares_shown
+from qkscope.lenses.score.table import FILE as SCORE
+from qkscope.lenses.score.visible_keys import Reach, overlaps
+from qkscope.lenses.sums import LayerSums
 from qkscope.lenses.views import WindowView
 from qkscope.stats.significance import is_significant
 
-Array = npt.NDArray[np.float64]
+Array = NDArray[np.float64]
+
+FILE = "score_map"
+KEY_CELLS = 16  # as many as the usual number of buckets
+TO_FIRST = "to_first"
+TO_CELLS = tuple(f"to_{cell:02d}" for cell in range(KEY_CELLS))
+_UNSEEN = "empty where no query of the bucket sees one of them."
+
+COLUMNS = (
+    Measure(TO_FIRST, "Mean score of the bucket's mean query with keys at position 0, where that is a bucket by "
+            f"itself; {_UNSEEN}"),
+    *(
+        Measure(name, f"Mean score of the bucket's mean query with keys of part {cell} of 16 equal parts of the window "
+                f"(without position 0 where that has a bucket), before the layer's scale; {_UNSEEN}")
+        for cell, name in enumerate(TO_CELLS)
+    ),
+)  # fmt: skip
+
+
+def key_cells(edges: tuple[int, ...]) -> tuple[int, ...]:
+    """The edges of the parts of the window to which keys are put together: at most KEY_CELLS, position 0 apart."""
+    first = 1 if is_sink_apart(edges) else edges[0]
+    length = edges[-1] - first
+    count = min(KEY_CELLS, length)
+    return tuple(first + i * length // count for i in range(count + 1))
+
+
+def score_map(sums: LayerSums) -> Mapping[str, NDArray[Any]]:
+    """(heads, query buckets) of each column."""
+    edges, sink = sums.edges, is_sink_apart(sums.edges)
+    bounds = np.array([(0, 0)] * sink + [(a, b - 1) for a, b in pairwise(key_cells(edges))])
+    # The mean key of each part, from the lines of the buckets that it overlaps: all heads have the same tokens.
+    known = sums.k_buckets.n[0] > 0
+    count, drift, _ = (part * known for part in overlaps(edges, *bounds.T.astype(float)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weights = np.hstack([count, drift]) / count.sum(axis=1, keepdims=True)
+    keys = (weights @ lines_of(sums.k_buckets, edges, known))[sums.distinct_keys[1]]
+    scores = sums.q_buckets.mean_x @ keys.transpose(0, 2, 1)  # (heads, query buckets, cells)
+    ends = np.asarray(edges)
+    first = Reach.of(sums.facts).first(ends[:-1].astype(float), edges[0])
+    seen = (bounds[:, 0] <= ends[1:, None] - 1) & (bounds[:, 1] >= first[:, None])
+    by_cell = dict.fromkeys((TO_FIRST, *TO_CELLS), np.full(scores.shape[:2], np.nan))
+    names = (TO_FIRST, *TO_CELLS) if sink else TO_CELLS
+    return by_cell | dict(zip(names, np.moveaxis(np.where(seen, scores, np.nan), 2, 0), strict=False))
+
+
+TABLE = HeadTable(FILE, COLUMNS, score_map, across="bucket", detail=True, stackable=True)
+
+# --- what is drawn ------------------------------------------------------------------------------------
 
 # What the map of a head is drawn for, the column that is largest in it, and the part that its title names.
 CHOICES = (
@@ -54,15 +109,26 @@ def maps_of(at: WindowView) -> list[ScoreMap]:
     return [each for name in entries for each in _maps_in(at, name)[:FEW]]
 
 
+def several_rows(at: WindowView) -> bool:
+    """Whether queries of an entry are distinguished by position: at a short common window it may have one bucket."""
+    return not at.common or any(_buckets(at, entry.name) > 1 for entry in named_entries(at.study))
+
+
+def _buckets(at: WindowView, model: str) -> int:
+    """How many position buckets an entry's queries have in addition to position 0."""
+    rows = at.table(FILE)
+    return int(rows.loc[(rows["model"] == model) & (rows["end"] > 1), "end"].nunique())
+
+
 def _maps_in(at: WindowView, model: str) -> list[ScoreMap]:
-    rows, heads = at.table(MAP_FILE), at.table(FILE)
+    rows, heads = at.table(FILE), at.table(SCORE)
     rows, heads = rows[rows["model"] == model], heads[heads["model"] == model].assign(**{FREEDOM: at.freedom(model)})
     maps: dict[tuple[int, int], ScoreMap] = {}
     shares = dict(zip(SHARES, shares_shown(at), strict=True))
     for why, share, part in CHOICES:
         column = shares[share]
         left = heads[[(row.layer, row.head) not in maps for row in heads.itertuples()]]
-        left = left[early_wins(left)] if why == EARLY else left
+        left = left[_early_wins(left)] if why == EARLY else left
         if left[column].notna().any():
             chosen = left.iloc[int(np.nanargmax(left[column].to_numpy(dtype=float)))]
             place = int(chosen["layer"]), int(chosen["head"])
@@ -72,18 +138,7 @@ def _maps_in(at: WindowView, model: str) -> list[ScoreMap]:
     return list(maps.values())
 
 
-def several_rows(at: WindowView) -> bool:
-    """Whether queries of an entry are distinguished by position: at a short common window it may have one bucket."""
-    return not at.common or any(_buckets(at, entry.name) > 1 for entry in named_entries(at.study))
-
-
-def _buckets(at: WindowView, model: str) -> int:
-    """How many position buckets an entry's queries have in addition to position 0."""
-    rows = at.table(MAP_FILE)
-    return int(rows.loc[(rows["model"] == model) & (rows["end"] > 1), "end"].nunique())
-
-
-def early_wins(heads: pd.DataFrame) -> "pd.Series[bool]":
+def _early_wins(heads: pd.DataFrame) -> pd.Series[bool]:
     """Which heads are won by early keys: significantly where errors are known."""
     error = error_name(ADVANTAGE)
     errors = heads[error].fillna(0.0) if error in heads.columns else 0.0
