@@ -70,7 +70,7 @@ def test_a_quarter_turn_per_token_over_four_positions():
     """At 0, 1, 2, 3 a plane points to 1, i, -1, -i: mean 0, and (t - 1.5) times these is (-2 - 2i) / 4 on average."""
     by = rotation_means(Planes.of(Rotation(((0, 1),), (np.pi / 2,)), 2), Positions.window(4))
     np.testing.assert_allclose(by.first, [0], atol=1e-15)
-    np.testing.assert_allclose(by.drift, [-0.5 - 0.5j], atol=1e-15)
+    np.testing.assert_allclose(by.along, [-0.5 - 0.5j], atol=1e-15)
     np.testing.assert_allclose(by.minus, [[1]])
     np.testing.assert_allclose(by.plus, [[0]], atol=1e-15)  # by half a turn each: 1, -1, 1, -1
 
@@ -343,7 +343,7 @@ def test_later_keys_are_nearer_and_the_sign_of_distance_is_that_of_attention():
     ahead = KindPreRope(of, np.array([[[np.cos(1.0), np.sin(1.0)]]]), np.zeros((1, 2, 2)))
     found = kernel.kernel_at(LayerPreRope(rest, ahead, keys), distances)[0]
     np.testing.assert_allclose(found, np.cos(0.5 * distances - 1.0))
-    assert np.angle(kernel.plane_products(LayerPreRope(rest, ahead, keys)))[0, 0] == pytest.approx(1.0)
+    assert np.angle(kernel.plane_products(LayerPreRope(rest, ahead, keys))[0])[0, 0] == pytest.approx(1.0)
 
 
 def test_scores_of_pairs_of_buckets_are_the_means_over_all_pairs_of_positions():

@@ -9,9 +9,8 @@ import pytest
 from qkscope.layers import Rotation
 from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.position import LEADING
-from qkscope.lenses.rope.extrapolate import base_of, rebased
-from qkscope.lenses.rope.split import shapley, together
-from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
+from qkscope.lenses.rope.predict import base_of, rebased
+from qkscope.lenses.rope.split import FILE, HEADS_FILE, QUANTITIES, SplitStep, shapley, split_study, together
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.study_sums import EntrySums, StudySums
 from qkscope.lenses.sums import layer_sums

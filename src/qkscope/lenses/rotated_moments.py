@@ -72,37 +72,30 @@ def less_one(omega: Array, n: float) -> Array:
     half = np.abs(np.asarray(omega, dtype=np.float64)) / 2
     turns = np.rint(half / np.pi)  # two planes that turn by π each are back where they were
     half = half - np.pi * turns
-    whole = n * half
+    both = np.stack([half, n * half])
+    y = both * both
+    series = 1.0 - y / 20 * (1.0 - y / 42 * (1.0 - y / 72 * (1.0 - y / 110 * (1.0 - y / 156))))
+    one, whole = both * y / 6 * series  # x - sin x for small x
     with np.errstate(invalid="ignore", divide="ignore"):
-        large = np.sin(whole) / (n * np.sin(half)) - 1.0
-        small = (n * _less_sine(half) - _less_sine(whole)) / (n * np.sin(half))
-    less = np.where(np.abs(whole) < SMALL, small, large)
+        large = np.sin(both[1]) / (n * np.sin(half)) - 1.0
+        small = (n * one - whole) / (n * np.sin(half))
+    less = np.where(np.abs(both[1]) < SMALL, small, large)
     less = np.where(half == 0.0, 0.0, less)
     sign = np.where((turns * (n - 1)) % 2 == 0, 1.0, -1.0)
     return np.asarray(sign * less + (sign - 1.0))
 
 
-def _less_sine(x: Array) -> Array:
-    """x - sin x for small x, by its series; of no use beyond SMALL."""
-    y = x * x
-    terms = 1.0 - y / 20 * (1.0 - y / 42 * (1.0 - y / 72 * (1.0 - y / 110 * (1.0 - y / 156))))
-    return np.asarray(x * y / 6 * terms)
-
-
 def sine_drift(omega: Array, n: float) -> Array:
     """mean (t - middle) sin(ω(t - middle)) over n neighbouring positions, for ω up to π."""
     half = np.asarray(omega, dtype=np.float64) / 2
-    straight = np.sinc(half / np.pi) ** 2  # (sin x / x)²
-    return np.asarray(0.5 * (n * np.cos(half) * _bessel(n * half) - np.cos(n * half) * _bessel(half)) / straight)
-
-
-def _bessel(x: Array) -> Array:
-    """The spherical Bessel function j₁(x) = (sin x - x cos x) / x²."""
+    x = np.stack([half, n * half])
     y = x * x
     small = x / 3 * (1.0 - y / 10 * (1.0 - y / 28 * (1.0 - y / 54 * (1.0 - y / 88 * (1.0 - y / 130)))))
     with np.errstate(invalid="ignore", divide="ignore"):
         large = (np.sin(x) / x - np.cos(x)) / x
-    return np.where(np.abs(x) < SMALL, small, large)
+    one, whole = np.where(np.abs(x) < SMALL, small, large)  # the spherical Bessel function j₁
+    straight = np.sinc(half / np.pi) ** 2  # (sin x / x)²
+    return np.asarray(0.5 * (n * np.cos(half) * whole - np.cos(n * half) * one) / straight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,15 +224,16 @@ def spread_of_mean(mean: Array, by: RotationMeans, weights: Array | None = None)
     With `weights` (rows, intervals), the weighted sum over intervals: (rows, 1, width, width).
     """
     count, places = by.planes.count, mean.shape[1:-1]
-    spread = np.zeros((len(mean), *(places if weights is None else (1,)), by.planes.width, by.planes.width))
+    spread: Array = np.zeros((len(mean), *(places if weights is None else (1,)), by.planes.width, by.planes.width))
     for rows in in_blocks(len(mean), 16 * int(np.prod(places)) * count**2):
         z = by.planes.complex(mean[rows])
-        same, mirrored = (z[..., :, None] * other[..., None, :] for other in (z.conj(), z))
+        same: Complex = z[..., :, None] * z[..., None, :].conj()
+        mirrored: Complex = z[..., :, None] * z[..., None, :]
         same *= by.spread_minus
         mirrored *= by.spread_plus
         if weights is not None:
-            flat = weights[rows, None], (len(z), *places, count**2), (len(z), 1, count, count)
-            same, mirrored = ((flat[0] @ of.reshape(flat[1])).reshape(flat[2]) for of in (same, mirrored))
+            flat, shape = (len(z), *places, count**2), (len(z), 1, count, count)
+            same, mirrored = (np.reshape(weights[rows, None] @ of.reshape(flat), shape) for of in (same, mirrored))
         _write(spread[rows], same, mirrored)
     return spread
 
@@ -260,11 +254,13 @@ def _write(into: Array, same: Complex, mirrored: Complex) -> None:
     into[..., one, two] = (mirrored.imag - same.imag) / 2
 
 
-def rotate_to(mean: Array, rotation: Rotation | None, positions: Sequence[int] | Array) -> Array:
-    """A mean before RoPE (d,) in the model's order, rotated to each position: (positions, d)."""
+def rotated_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
+    """A mean before RoPE (d,) in the model's order, rotated to each position 0 … tokens - 1: (tokens, d)."""
     planes = Planes.of(rotation, len(mean))
-    turns = np.exp(1j * np.outer(positions, planes.angles))
-    return planes.times(np.asarray(mean, dtype=np.float64)[planes.order], turns, keep=True)[..., planes.back]
+    one, other, stay = np.split(np.asarray(mean, dtype=np.float64)[planes.order], [planes.count, 2 * planes.count])
+    angle = np.arange(tokens)[:, None] * planes.angles
+    cos, sin, stay = np.cos(angle), np.sin(angle), np.broadcast_to(stay, (tokens, len(stay)))
+    return np.concatenate([one * cos - other * sin, other * cos + one * sin, stay], axis=1)[:, planes.back]
 
 
 # --- the mean within a bucket -----------------------------------------------------------------------------
@@ -278,25 +274,21 @@ class BucketRotation:
     edges: tuple[int, ...]
     before: Array  # (rows, buckets, d) in the order of `planes`; 0 where it is not known, or makes no difference
 
-    @property
-    def over_buckets(self) -> RotationMeans:
-        """The means of the rotation over each bucket."""
-        return interval_means(self.planes, tuple(pairwise(self.edges)))
 
-
-def bend_covariance(of: BucketRotation, var_t: Array, weights: Array | None = None) -> Array | None:
+def bend_covariance(of: BucketRotation, var_t: Array | None = None, weights: Array | None = None) -> Array | None:
     """What RoPE adds within each bucket to the covariance of the line: (rows, buckets, d, d); None if nothing rotates.
 
-    A bucket's covariance without its line, minus this, is the covariance at one position. With `weights` (rows,
-    buckets), the weighted sum over buckets: (rows, 1, d, d).
+    A bucket's covariance without its line, minus this, is the covariance at one position. Without the variance of
+    positions `var_t`, buckets are filled evenly. With `weights` (rows, buckets), the weighted sum: (rows, 1, d, d).
     """
     if not of.planes.count:
         return None
-    along = of.over_buckets.drift(of.before)
+    by, back = interval_means(of.planes, tuple(pairwise(of.edges))), of.planes.back
+    along, var_t = by.drift(of.before), by.var_t if var_t is None else var_t
     var_t = np.where(var_t > ONE_POSITION, var_t, np.inf)[..., None]
-    bend, back = spread_of_mean(of.before, of.over_buckets, weights), of.planes.back
+    bend = spread_of_mean(of.before, by, weights)
     if weights is None:
-        bend -= _outer(along, along) / var_t[..., None]
+        bend -= along[..., :, None] * along[..., None, :] / var_t[..., None]
     else:
         bend -= ((weights[..., None] * along).swapaxes(1, 2) @ (along / var_t))[:, None]
     return bend[..., back, :][..., back]
@@ -323,7 +315,8 @@ class MeanCurve(BucketRotation):
         """The covariance of m over the positions of each interval: (rows, intervals, d, d)."""
         by, back = interval_means(self.planes, intervals), self.planes.back
         before, slope = self.before[:, bucket], self.slope[:, bucket]
-        cross = _outer(by.drift(before)[..., back] + slope * by.var_t[:, None] / 2, slope)
+        along = by.drift(before)[..., back] + slope * by.var_t[:, None] / 2
+        cross = along[..., :, None] * slope[..., None, :]
         return np.asarray(spread_of_mean(before, by)[..., back, :][..., back] + cross + cross.swapaxes(2, 3))
 
 
@@ -343,7 +336,3 @@ def mean_curve(
         level, along = level - by.mean(rotating)[..., planes.back], along - by.drift(rotating)[..., planes.back]
     slope = np.where(varies, along / np.where(varies, buckets.var_t[..., None], 1.0), 0.0)
     return MeanCurve(planes, edges, rotating, buckets.mean_t, level, slope)
-
-
-def _outer(one: Array, other: Array) -> Array:
-    return np.asarray(one[..., :, None] * other[..., None, :])

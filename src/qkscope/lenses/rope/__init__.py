@@ -3,8 +3,8 @@
 from qkscope.lenses.base import Detail, Figure, Lens, OwnView, View
 from qkscope.lenses.charts import Drawing, HeadScatter
 from qkscope.lenses.rope import kernel, table
-from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
-from qkscope.lenses.rope.split_table import SPLITS
+from qkscope.lenses.rope.split import FILE as SPLIT_FILE
+from qkscope.lenses.rope.split import SPLITS
 from qkscope.lenses.rope.steps import attribution, cause_takeaways, waterfall
 
 LENS = Lens(

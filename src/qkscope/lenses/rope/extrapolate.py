@@ -2,27 +2,31 @@
 
 A checkpoint's queries and keys before RoPE are those of its own context; only rotation and positions change. What
 training at that window would do to the weights is not included: compare with the checkpoint that was trained there.
+Of a results folder, predictions stand next to what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from qkscope.errors import InputError
+from qkscope.errors import InputError, TableError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.rope.kernel import BEYOND, kernel_at, log_distances
-from qkscope.lenses.rope.predict import RopeWindow, predict, predict_samples
+from qkscope.lenses.rope.predict import RopeWindow, base_of, one_base, predict, predict_samples, rebased
 from qkscope.lenses.rope.split import EntryLayer, entry_layer
 from qkscope.lenses.rotated_moments import Array
 from qkscope.lenses.rows import over_layers
 from qkscope.moments.file import PreRopeFile
+from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path
 from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.read import ResultsFolder, load_results
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error, scaled_correlations
 
 NUMBERS = ("r_q_rope", "r_q_rope_se", "r_k_rope", "r_k_rope_se", "explained_rope", "bias_rope")
@@ -31,46 +35,12 @@ COLUMNS = (
     "category_rope", *NUMBERS[4:],
 )  # fmt: skip
 KERNEL_COLUMNS = ("model", "layer", "head", "window", "distance", "kernel", "kernel_scaled")
+KEY, MEASURED = ["layer", "head"], ["r_q", "r_k", "category"]
 LONGEST = 2**24  # tokens of a window, as in a study
-TOLERANCE = 1e-5  # of an angle: models compute powers in float32
-DIGITS = 4  # of a base; more are not in float32 angles
 NewRotation = Callable[[LayerFacts], Rotation | None]  # the rotation that a layer is predicted with
 
 
 # --- rotations ----------------------------------------------------------------------------------------
-# With P planes and base θ, plane p turns by θ^(-p/P) radians per token, times one factor for all where positions are
-# interpolated. Angles that are stretched unevenly (YaRN, Llama 3) are of no one base.
-
-
-def base_of(rotation: Rotation | None) -> float | None:
-    """RoPE's base; None where nothing rotates, one plane alone could be of any, or the angles are not of one base."""
-    if rotation is None or len(rotation.angles) < 2:
-        return None
-    angles = np.sort(rotation.angles)[::-1]
-    count = len(angles)
-    ratio = (angles[-1] / angles[0]) ** (1.0 / (count - 1))
-    if not np.allclose(angles, angles[0] * ratio ** np.arange(count), rtol=TOLERANCE, atol=0.0) or ratio >= 1.0:
-        return None
-    base = ratio**-count
-    rounded = float(f"{base:.{DIGITS}g}")
-    return rounded if abs(rounded / base - 1.0) < 10.0**-DIGITS else float(base)
-
-
-def one_base(file: PreRopeFile) -> float | None:
-    """The base of all layers with RoPE; None where they have several, or none, or it is not known of one."""
-    bases = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotary != "nope"}
-    return next(iter(bases)) if len(bases) == 1 else None
-
-
-def rebased(rotation: Rotation, base: float) -> Rotation | None:
-    """The same planes with the angles of another base; None where the present ones are not of one base."""
-    count = len(rotation.angles)
-    if count > 1 and base_of(rotation) is None:
-        return None
-    largest = max(rotation.angles)
-    places = np.argsort(np.argsort(-np.array(rotation.angles), kind="stable"), kind="stable")
-    angles = np.asarray(largest * base ** (-places / count), dtype=np.float32)  # as models keep them
-    return replace(rotation, angles=tuple(float(angle) for angle in angles))
 
 
 def with_base(file: PreRopeFile, asked: Mapping[float | None, float], where: str) -> NewRotation:
@@ -167,7 +137,8 @@ def extrapolate(
 
     parts = over_layers(of_layer, file.layers)
     last = CheckpointRecord.read(file.provenance).n_layers or max(file.layers) + 1
-    heads, kernels = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 1))
+    heads = pd.concat([each for each, _, _ in parts], ignore_index=True)
+    kernels = pd.concat([each for _, each, _ in parts], ignore_index=True)
     known = heads["r_q_rope"].notna()
     if not known.any():
         raise InputError(f"checkpoint {name!r}: nothing was summed before rotation, or no rotation could be measured")
@@ -212,3 +183,125 @@ def _layer(
     kernels = {"head": np.repeat(np.arange(count), len(distances)), "distance": np.tile(distances, count)}
     kernels |= {"kernel": kernel, "kernel_scaled": scale * kernel}
     return heads, pd.DataFrame({"layer": facts.layer, **kernels}), np.concatenate([values[None], draws])
+
+
+# --- a results folder ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """What to predict: a window, a base (or bases, old to new), or the rotation of another checkpoint."""
+
+    window: int | None = None
+    bases: Mapping[float | None, float] | None = None
+    rotation_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.bases and self.rotation_of is not None:
+            raise InputError("the rotation is either of another base or of another checkpoint, not both")
+        bad = [base for base in (self.bases or {}).values() if not 1.0 < base < 1e30]
+        if bad:
+            raise InputError(f"a RoPE base is above 1, not {bad[0]:g}")
+
+
+@dataclass(frozen=True)
+class CheckpointPrediction:
+    """One checkpoint: as measured, the rotated-mean prediction at its native context, and the one asked for."""
+
+    name: str
+    context: int
+    base: float | None  # None where there is no one base
+    measured: dict[str, float]  # empty where the folder has no tables
+    heads: pd.DataFrame  # the predicted heads, with r_q, r_k and category as measured at the native context
+    own: Extrapolated
+    predicted: Extrapolated
+    trained: tuple[str, dict[str, float]] | None  # another checkpoint that was run so: its name and measurement
+
+
+def predict_folder(
+    folder: Path, names: Sequence[str], request: PredictionRequest, skip: int | None = None
+) -> list[CheckpointPrediction]:
+    """The predictions for these checkpoints of a results folder (all by default)."""
+    try:
+        results = load_results(folder)
+        known, analysis = list(results.study.names), results.provenance.analysis
+    except TableError:  # no tables (yet): the checkpoints that have moments
+        results, analysis = None, None
+        paths = [Path(entry.name) for entry in entries(moments_folder(folder))]
+        known = sorted(path.stem for path in paths if path.suffix == MOMENTS_SUFFIX and not path.name.startswith("."))
+    wanted = list(names) or known
+    for name in (*wanted, *([request.rotation_of] if request.rotation_of else [])):
+        if not moments_path(folder, name).is_file():
+            raise InputError(f"{folder}: no moments of a checkpoint {name!r}; there is {', '.join(known) or 'none'}")
+    there = [name for name in dict.fromkeys((*known, *wanted)) if moments_path(folder, name).is_file()]
+    files = {name: PreRopeFile(moments_path(folder, name)) for name in there}
+    start = skip if skip is not None else (analysis.skip_positions if analysis else None) or 0
+    return [_answer(name, files, request, results, start) for name in wanted]
+
+
+def _answer(
+    name: str, files: Mapping[str, PreRopeFile], request: PredictionRequest, results: ResultsFolder | None, skip: int
+) -> CheckpointPrediction:
+    file, where = files[name], f"checkpoint {name!r}"
+    rotation = None
+    if request.bases:
+        rotation = with_base(file, request.bases, where)
+    elif request.rotation_of is not None:
+        rotation = with_rotation_of(files[request.rotation_of], request.rotation_of, where)
+    context = _context(results, name, file)
+    predicted = extrapolate(file, name=name, window=request.window, rotation=rotation, skip=skip, context=context)
+    own = extrapolate(file, name=name, window=None, rotation=None, skip=skip, context=context)
+    measured = _measured_heads(results, name, context)
+    heads, place = predicted.heads.merge(measured, on=KEY, how="left"), list(predicted.heads).index("r_q_rope")
+    heads = heads[[*predicted.heads.columns[:place], *MEASURED, *predicted.heads.columns[place:]]]
+    trained = _trained(name, files, predicted, results)
+    return CheckpointPrediction(name, context, one_base(file), _means(measured), heads, own, predicted, trained)
+
+
+def _context(results: ResultsFolder | None, name: str, file: PreRopeFile) -> int:
+    """A checkpoint's own context; a study may use the first positions of longer sums."""
+    known = [] if results is None else results.study.checkpoints
+    context = next((entry.context for entry in known if entry.name == name), None)
+    return context if context in file.layout.edges else file.layout.context
+
+
+def _measured_heads(results: ResultsFolder | None, name: str, window: int) -> pd.DataFrame:
+    """r_q, r_k and category of each measured head; no rows where the folder has no tables."""
+    if results is None:
+        return pd.DataFrame(columns=[*KEY, *MEASURED]).astype(dict.fromkeys(KEY, "int64"))
+    here = results.heads[(results.heads["model"] == name) & (results.heads["window"] == window)]
+    here = here[[*KEY, *MEASURED[:2]]].astype(dict.fromkeys(KEY, "int64"))
+    return here.assign(category=classify(here["r_q"].to_numpy(), here["r_k"].to_numpy()))
+
+
+def _means(heads: pd.DataFrame) -> dict[str, float]:
+    """Means over heads as measured; empty where nothing was."""
+    if heads.empty:
+        return {}
+    dominated = float((heads["category"] == CATEGORIES[0]).mean())
+    return {key: float(heads[key].mean()) for key in ("r_q", "r_k")} | {"position_dominated": dominated}
+
+
+def _trained(
+    name: str, files: Mapping[str, PreRopeFile], predicted: Extrapolated, results: ResultsFolder | None
+) -> tuple[str, dict[str, float]] | None:
+    """The first other checkpoint that was run at this window with this base, and what was measured of it."""
+    window = int(predicted.heads["window"].iloc[0])
+    bases = set(predicted.heads["base"].dropna())
+    for other, file in files.items():
+        base = one_base(file)
+        if other != name and _context(results, other, file) == window and base is not None and bases == {base}:
+            measured = _means(_measured_heads(results, other, window))
+            if measured:
+                return other, measured
+    return None
+
+
+def head_rows(answers: Sequence[CheckpointPrediction]) -> pd.DataFrame:
+    """Every head of every checkpoint, measured and predicted."""
+    return pd.concat([each.heads for each in answers], ignore_index=True)
+
+
+def kernel_rows(answers: Sequence[CheckpointPrediction]) -> pd.DataFrame:
+    """Every head's kernel."""
+    return pd.concat([each.predicted.kernels for each in answers], ignore_index=True)

@@ -73,15 +73,16 @@ def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     by_q, by_k = (of.n.reshape(sums.copies, -1, of.n.shape[1])[:, 0] for of in (q, k))  # all heads have the same
     tokens = np.asarray(by_q[:, :, None] * by_k[:, None, :])
     columns["measured"][:, pairs] = apart.averaged(np.nan_to_num(q.mean) @ np.nan_to_num(k.mean).swapaxes(1, 2), tokens)
-    rest = sums.once(rest_of)
+    rest = sums.once(pre_rope)[1]
     if rest is None:
         return columns
     kernel = kernel_at(rest, distances)
     scale = np.nan if sums.facts.score_scale is None else sums.facts.score_scale
     columns |= {"kernel": kernel, "kernel_scaled": kernel * scale, "averaged": nothing.copy()}
     first = interval_means(rest.q.planes, tuple(pairwise(sums.edges))).first
-    products = first.conj()[:, None, :] * first  # (query's bucket, key's bucket, planes)
-    rotated = np.tensordot(plane_products(rest), products, axes=(1, 2)).real + _still(rest)[:, None, None]
+    products, still = plane_products(rest)
+    over_pairs = first.conj()[:, None, :] * first  # (query's bucket, key's bucket, planes)
+    rotated = np.tensordot(products, over_pairs, axes=(1, 2)).real + still[:, None, None]
     columns["averaged"][:, pairs] = apart.averaged(rotated, tokens)
     if sums.whole is None:  # it has no error, so replicates need not compute it
         columns["kernel_sd"] = spread_at(rest, distances)
@@ -90,58 +91,48 @@ def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 def plane_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """A layer's planes; a layer in which nothing is known to rotate has one empty row per head."""
-    rest = sums.once(rest_of)
+    rest, whole = (of.once(pre_rope)[1] for of in (sums, sums.whole or sums))
     planes = Planes.of(None, sums.facts.head_dim) if rest is None else rest.q.planes
     nothing = np.full((len(sums.heads), max(planes.count, 1)), np.nan)
     columns = {column.name: nothing for column in PLANE_COLUMNS}
-    if rest is None or planes.count == 0:
+    if rest is None or whole is None or planes.count == 0:
         return columns
-    products, before = plane_products(rest), sums.shared(products_of)
-    turn = np.exp(1j * (np.angle(products) - np.angle(before)))
+    products = plane_products(rest)[0]
+    before = np.angle(np.tile(plane_products(whole)[0], (sums.copies, 1)))
+    # Each plane's covariance with the whole kernel over distances below the window; shares of its variance add up to 1.
+    by = rotation_means(planes, Positions.window(sums.window))
+    with_all = products @ by.spread_minus.T + products.conj() @ by.spread_plus.T
+    covariance, size = 0.5 * (products.conj() * with_all).real, (np.abs(products) ** 2).sum(axis=1, keepdims=True)
+    variance = covariance.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(variance > 1e-14 * size, covariance / variance, np.nan)
     columns |= {
         "wavelength": np.broadcast_to(2 * np.pi / planes.angles, nothing.shape),
         "amplitude": np.abs(products),
-        "phase": np.angle(before) + np.angle(turn),  # so that an error does not see a turn where a phase passes π
-        "kernel_share": kernel_shares(products, planes, sums.window),
+        # About the whole's, so that an error does not see a turn where a phase passes π.
+        "phase": before + np.angle(np.exp(1j * (np.angle(products) - before))),
+        "kernel_share": shares,
     }
-    if sums.whole is None:
-        columns |= {"variance_q": variance_shares(rest.q), "variance_k": variance_shares(rest.k)[rest.keys]}
+    if sums.whole is None:  # no rotation changes the part of the variance that lies in a plane
+        for name, of, heads in (("variance_q", rest.q, slice(None)), ("variance_k", rest.k, rest.keys)):
+            diagonal, count = np.diagonal(of.cov, axis1=1, axis2=2), planes.count
+            with np.errstate(invalid="ignore", divide="ignore"):
+                inside = (diagonal[:, :count] + diagonal[:, count : 2 * count]) / diagonal.sum(axis=1, keepdims=True)
+            columns[name] = inside[heads]
     return columns
 
 
-def rest_of(sums: LayerSums) -> LayerPreRope | None:
-    """A layer's heads before rotation, or those of replicates; None where there is no prediction."""
-    if sums.whole is None or not sums.lacking:
-        return sums.once(pre_rope)[1]
-    whole, q, k = sums.whole.once(pre_rope)[1], sums.q_before, sums.k_before
-    if whole is None or q is None or k is None:
-        return None
-    return LayerPreRope(KindPreRope.of(q, whole.q.planes), KindPreRope.of(k, whole.k.planes), sums.distinct_keys[1])
-
-
-def products_of(sums: LayerSums) -> Complex:
-    """z_q* z_k of each head and plane, where it is known."""
-    rest = sums.once(rest_of)
-    assert rest is not None
-    return plane_products(rest)
-
-
-def plane_products(rest: LayerPreRope) -> Complex:
-    """z_q* z_k of each head and plane: (heads, planes)."""
-    planes = rest.q.planes
-    return np.asarray(planes.complex(rest.q.mean[0]).conj() * planes.complex(rest.k.mean[0])[rest.keys])
-
-
-def _still(rest: LayerPreRope) -> Array:
-    """What coordinates that do not rotate add to each head's mean score."""
-    stay = slice(2 * rest.q.planes.count, None)
-    return np.asarray((rest.q.mean[0][:, stay] * rest.k.mean[0][rest.keys][:, stay]).sum(axis=1))
+def plane_products(rest: LayerPreRope) -> tuple[Complex, Array]:
+    """Of each head z_q* z_k of each plane, (heads, planes), and what coordinates that do not rotate add to scores."""
+    planes, q, k = rest.q.planes, rest.q.mean[0], rest.k.mean[0][rest.keys]
+    still = (q[:, 2 * planes.count :] * k[:, 2 * planes.count :]).sum(axis=1)
+    return planes.complex(q).conj() * planes.complex(k), still
 
 
 def kernel_at(rest: LayerPreRope, distances: Array) -> Array:
     """The kernel of each head at each distance: (heads, distances)."""
-    turns = np.exp(-1j * rest.q.planes.angles[:, None] * distances)
-    return np.asarray((plane_products(rest) @ turns).real + _still(rest)[:, None])
+    products, still = plane_products(rest)
+    return np.asarray((products @ np.exp(-1j * rest.q.planes.angles[:, None] * distances)).real + still[:, None])
 
 
 def spread_at(rest: LayerPreRope, distances: Array) -> Array:
@@ -181,27 +172,6 @@ def log_distances(longest: float) -> Array:
     return np.unique(np.concatenate([[0.0], doubled, [longest]]))
 
 
-def kernel_shares(products: Complex, planes: Planes, window: int) -> Array:
-    """Each plane's covariance with the whole kernel over distances below the window, as a share of its variance.
-
-    Shares add up to 1. NaN where the kernel does not vary.
-    """
-    by = rotation_means(planes, Positions.window(window))
-    with_all = products @ by.spread_minus.T + products.conj() @ by.spread_plus.T
-    covariance = 0.5 * (products.conj() * with_all).real
-    variance = covariance.sum(axis=1, keepdims=True)
-    size = (np.abs(products) ** 2).sum(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(variance > 1e-14 * size, covariance / variance, np.nan)
-
-
-def variance_shares(of: KindPreRope) -> Array:
-    """(heads, planes): the part of the variance that lies in each plane, which no rotation changes."""
-    diagonal, count = np.diagonal(of.cov, axis1=1, axis2=2), of.planes.count
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((diagonal[:, :count] + diagonal[:, count : 2 * count]) / diagonal.sum(axis=1, keepdims=True))
-
-
 @dataclass(frozen=True)
 class PairsApart:
     """Pairs of position buckets, the key's before the query's, sorted by how many bucket widths they lie apart."""
@@ -214,7 +184,7 @@ class PairsApart:
         weights = self.chosen * tokens.reshape(len(tokens), -1, 1)
         total, count = scores.reshape(len(tokens), -1, len(self.chosen)) @ weights, weights.sum(axis=1)[:, None]
         means = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-        return means.reshape(len(scores), -1)
+        return np.reshape(means, (len(scores), -1))
 
 
 @lru_cache(maxsize=16)

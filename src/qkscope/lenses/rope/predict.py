@@ -25,9 +25,12 @@ from qkscope.lenses.rotated_moments import (
     rotation_means,
     spread_of_mean,
 )
+from qkscope.moments.file import PreRopeFile
 from qkscope.moments.replicates import BeforeRotation
 from qkscope.moments.second_moments import Statistics
 
+TOLERANCE = 1e-5  # of an angle: models compute powers in float32
+DIGITS = 4  # of a base; more are not in float32 angles
 STEPS = 10  # multiplications: on pretrained models less than a thousandth of a replicate's change is left
 NOTHING = 1e-13  # of the matrix's size: what is left of a vector that lies in the space already
 
@@ -140,13 +143,45 @@ class LayerPreRope:
     k: KindPreRope  # of distinct key heads
     keys: NDArray[np.intp]  # (heads,): which of them each head reads
 
-    def with_samples(self, q: Sequence[BeforeRotation], k: Sequence[BeforeRotation]) -> LayerPreRope:
-        """The same heads with samples of documents."""
-        return LayerPreRope(self.q.with_samples(q), self.k.with_samples(k), self.keys)
-
     def under(self, rotation: Rotation | None) -> LayerPreRope:
         """The same vectors before another rotation."""
         return LayerPreRope(self.q.under(rotation), self.k.under(rotation), self.keys)
+
+
+# --- bases --------------------------------------------------------------------------------------------
+# With P planes and base θ, plane p turns by θ^(-p/P) radians per token, times one factor for all where positions are
+# interpolated. Angles that are stretched unevenly (YaRN, Llama 3) are of no one base.
+
+
+def base_of(rotation: Rotation | None) -> float | None:
+    """RoPE's base; None where nothing rotates, one plane alone could be of any, or the angles are not of one base."""
+    if rotation is None or len(rotation.angles) < 2:
+        return None
+    angles = np.sort(rotation.angles)[::-1]
+    count = len(angles)
+    ratio = (angles[-1] / angles[0]) ** (1.0 / (count - 1))
+    if not np.allclose(angles, angles[0] * ratio ** np.arange(count), rtol=TOLERANCE, atol=0.0) or ratio >= 1.0:
+        return None
+    base = ratio**-count
+    rounded = float(f"{base:.{DIGITS}g}")
+    return rounded if abs(rounded / base - 1.0) < 10.0**-DIGITS else float(base)
+
+
+def one_base(file: PreRopeFile) -> float | None:
+    """The base of all layers with RoPE; None where they have several, or none, or it is not known of one."""
+    bases = {base_of(facts.rotation) for facts in file.layers.values() if facts.rotary != "nope"}
+    return next(iter(bases)) if len(bases) == 1 else None
+
+
+def rebased(rotation: Rotation, base: float) -> Rotation | None:
+    """The same planes with the angles of another base; None where the present ones are not of one base."""
+    count = len(rotation.angles)
+    if count > 1 and base_of(rotation) is None:
+        return None
+    largest = max(rotation.angles)
+    places = np.argsort(np.argsort(-np.array(rotation.angles), kind="stable"), kind="stable")
+    angles = np.asarray(largest * base ** (-places / count), dtype=np.float32)  # as models keep them
+    return replace(rotation, angles=tuple(float(angle) for angle in angles))
 
 
 # --- predictions --------------------------------------------------------------------------------------
@@ -188,10 +223,11 @@ def predict(rest: LayerPreRope, window: RopeWindow) -> Predicted:
     k = rest.k.rotated(window.k, np.ones(len(rest.k.cov))).take(rest.keys)
     k = replace(k, n=tokens * (1 - window.share))
     components = head_components(q, k, 1)
-    names = ("r_q", "r_k", "explained_variance", "alpha", "beta")
     with np.errstate(invalid="ignore", divide="ignore"):
         bias = (q.mean_x * k.cov_xt).sum(axis=1) / k.var_t
-    return Predicted(*(getattr(components, name)[:, 0] for name in names), bias, components.directions[:, :, 0])
+    of = (components.r_q, components.r_k, components.explained_variance, components.alpha, components.beta)
+    r_q, r_k, explained, alpha, beta = (each[:, 0] for each in of)
+    return Predicted(r_q, r_k, explained, alpha, beta, bias, components.directions[:, :, 0])
 
 
 def predict_samples(rest: LayerPreRope, window: RopeWindow, whole: Predicted) -> Predicted:

@@ -9,8 +9,7 @@ import pandas as pd
 from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import POSITION_DOMINATED
 from qkscope.lenses.draws import FREEDOM
-from qkscope.lenses.rope.split import PARTS
-from qkscope.lenses.rope.split_table import DOMINATED, EVERY, FILE, R_Q
+from qkscope.lenses.rope.split import DOMINATED, EVERY, FILE, PARTS, R_Q
 from qkscope.lenses.views import Results, WindowView
 from qkscope.results.read import Entries
 from qkscope.stats.significance import SMALLEST, Error, Significance, decide

@@ -97,11 +97,12 @@ def rope_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 
 def pre_rope(sums: LayerSums) -> tuple[Basis, LayerPreRope | None]:
-    """A layer's heads before rotation, of all documents."""
+    """A layer's heads before rotation, or those of replicates, for which the whole's basis counts."""
     q, k, facts = sums.q_before, sums.k_before, sums.facts
-    basis, planes = basis_of(facts, q, k), Planes.of(facts.rotation, facts.head_dim)
+    basis = basis_of(facts, q, k) if sums.whole is None or not sums.lacking else sums.whole.once(pre_rope)[0]
     if basis > Basis.NOTHING_ROTATES or q is None or k is None:
         return basis, None
+    planes = Planes.of(facts.rotation, facts.head_dim)
     return basis, LayerPreRope(KindPreRope.of(q, planes), KindPreRope.of(k, planes), sums.distinct_keys[1])
 
 
@@ -130,14 +131,15 @@ def replicate_predictions(sums: LayerSums) -> Predicted | None:
     for stack in sums.stacks:
         for number, window in enumerate(windows_of(stack)):
             if window is not None and stack.q_before is not None and stack.k_before is not None:
-                before = (taken(of, stack.copies, number) for of in (stack.q_before, stack.k_before))
+                q, k = (taken(of, stack.copies, number) for of in (stack.q_before, stack.k_before))
                 alike = (window.q, window.k, window.share.tobytes())
-                samples.setdefault(alike, []).append((place, window, *before))
+                samples.setdefault(alike, []).append((place, window, q, k))
             place += 1
     found = [np.full((place, *getattr(whole, name).shape), np.nan) for name in Predicted.__dataclass_fields__]
     for parts in samples.values():
         places, windows, of_q, of_k = zip(*parts, strict=True)
-        predicted = predict_samples(rest.with_samples(of_q, of_k), windows[0], whole)
+        samples_of = LayerPreRope(rest.q.with_samples(of_q), rest.k.with_samples(of_k), rest.keys)
+        predicted = predict_samples(samples_of, windows[0], whole)
         for into, name in zip(found, Predicted.__dataclass_fields__, strict=True):
             into[list(places)] = getattr(predicted, name)
     return Predicted(*found)

@@ -2,10 +2,7 @@
 
 from qkscope.lenses.base import Detail, Figure, Lens, View, error_name
 from qkscope.lenses.charts import Drawing, Shares
-from qkscope.lenses.score.maps import FILE as MAP_FILE
-from qkscope.lenses.score.maps import TABLE as MAP
-from qkscope.lenses.score.maps import TO_CELLS, several_rows
-from qkscope.lenses.score.table import ADVANTAGE, POSITION, SHARES, TABLE
+from qkscope.lenses.score.table import ADVANTAGE, MAP, MAP_FILE, POSITION, SHARES, TABLE, TO_CELLS, several_rows
 
 LENS = Lens(
     name="score",

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.lenses.rotated_moments import Array, Complex, Planes, interval_means
-from qkscope.lenses.score.lines import Arcs
-from qkscope.lenses.score.visible_keys import Reach, middles
+from qkscope.lenses.score.lines import Arcs, Reach, middles
 from qkscope.lenses.stacks import for_readers
 
 FINE, COARSE = 2048, 256  # positions at most: for the whole, and for how replicates differ from it

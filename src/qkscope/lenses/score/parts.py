@@ -12,7 +12,6 @@ Position and P are computed from the curves themselves. In the preference, arcs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +19,7 @@ import numpy as np
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.rotated_moments import Array
 from qkscope.lenses.score.curves import COARSE, FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
-from qkscope.lenses.score.lines import Cells, cells_of, lines_of, residuals, whole_window
-from qkscope.lenses.score.visible_keys import SeenKeys, seen_keys
+from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys
 from qkscope.lenses.stacks import in_blocks
 from qkscope.lenses.sums import LayerSums
 
@@ -42,26 +40,17 @@ class Split:
         return self.position + self.query_position + self.preference + self.query
 
 
-def score_split(sums: LayerSums) -> Split:
-    """The split with a line and an arc in every bucket."""
-    return _split(sums, cells_of)
+def score_split(sums: LayerSums, whole_window: bool = False) -> Split:
+    """The split with a line and an arc in every bucket, or over the whole window, which does not depend on buckets.
 
-
-def line_split(sums: LayerSums) -> Split:
-    """The same with one line and arc over the whole window, which does not depend on how many buckets there are."""
-    return _split(sums, whole_window)
-
-
-def _split(sums: LayerSums, cells: Callable[[LayerSums], Cells]) -> Split:
-    """The split of these cells. A replicate without covariances of its own has the whole's about its own means.
-
-    Its parts with a grid of positions then differ from the whole's as they do on a coarse one.
+    A replicate without covariances of its own has the whole's about its own means. Its parts with a grid of positions
+    then differ from the whole's as they do on a coarse one.
     """
     with one_blas_thread(), np.errstate(invalid="ignore"):
-        means = means_of(cells(sums))
+        means = means_of(cells_of(sums, whole_window))
         if sums.whole is None:
             return exact_split(means.cells, means)
-        whole = means_of(cells(sums.whole))
+        whole = means_of(cells_of(sums.whole, whole_window))
         exact, before, after = (
             exact_split(whole.cells, of, most) for of, most in ((whole, FINE), (whole, COARSE), (means, COARSE))
         )
@@ -118,8 +107,8 @@ def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
         query_position[heads] = traces(left[heads], spread[which])
         query[heads] = traces(left[heads], seen[0])
     position, late = of_means(means, most)
-    of_heads = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
-    return Split(position, *of_heads, late)
+    query_position, preference, query = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
+    return Split(position, query_position, preference, query, late)
 
 
 def _spread_of_means(means: MeanVectors, most: int) -> Array:
