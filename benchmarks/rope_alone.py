@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from qkscope import Moments, capture_moments
 from qkscope._version import __version__
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
-from qkscope.lenses.rope.pre_rope import Basis
+from qkscope.lenses.rope.predict import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.results.schema import LAYER_MEANS

@@ -30,9 +30,8 @@ import torch
 from qkscope import Moments, capture_moments
 from qkscope.capture.tap import AttentionCall, Tap
 from qkscope.layers import LayerFacts
-from qkscope.lenses.score.parts import Split
-from qkscope.lenses.score.split import line_split, score_split
-from qkscope.lenses.score.visible_keys import Reach
+from qkscope.lenses.score.lines import Reach
+from qkscope.lenses.score.parts import Split, score_split
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import capture_layout
 
@@ -119,7 +118,7 @@ def from_sums(vectors: Vectors, facts: LayerFacts) -> dict[str, np.ndarray]:
         sums = sums_of(vectors, facts, buckets)
         found[f"{buckets} buckets"] = shares(score_split(sums))
         if buckets == USUAL:
-            found["one bucket"] = shares(line_split(sums))
+            found["one bucket"] = shares(score_split(sums, whole_window=True))
             plain = replace(sums, facts=replace(facts, rotation=None))
             found[f"{buckets} buckets, lines only"] = shares(score_split(plain))
     return found

@@ -33,7 +33,7 @@ import study_tables
 import study_texts
 import yaml
 
-from qkscope.lenses.rope.pre_rope import Basis
+from qkscope.lenses.rope.predict import Basis
 from qkscope.results.schema import HEADS_CSV, HEADS_PARQUET
 from qkscope.text import counted
 

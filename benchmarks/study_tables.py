@@ -20,7 +20,7 @@ from qkscope import Moments
 from qkscope.lenses.categories import POSITION_DOMINATED, classify
 from qkscope.lenses.draws import drawn_heads
 from qkscope.lenses.kind_of_layer import over_all_heads, with_layer_kind
-from qkscope.lenses.rope.pre_rope import Basis
+from qkscope.lenses.rope.predict import Basis
 from qkscope.lenses.rope.table import TABLE
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.views import build_tables

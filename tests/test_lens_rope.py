@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from qkscope.layers import Rotation
 from qkscope.lenses.categories import CATEGORIES, classify
-from qkscope.lenses.rope import kernel, planes, table
-from qkscope.lenses.rope.krylov import followed
-from qkscope.lenses.rope.positions import Positions, less_one, sine_drift
-from qkscope.lenses.rope.pre_rope import KindPreRope, LayerPreRope
-from qkscope.lenses.rope.predict import RopeWindow, predict
-from qkscope.lenses.rope.rotated_moments import Planes, turning
+from qkscope.lenses.rope import kernel, table
+from qkscope.lenses.rope.predict import KindPreRope, LayerPreRope, RopeWindow, followed, predict
+from qkscope.lenses.rotated_moments import Planes, Positions, less_one, rotation_means, sine_drift
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -44,7 +41,7 @@ COLUMNS = ("r_q_rope", "r_k_rope", "explained_rope", "alpha_rope", "beta_rope", 
 
 def rows(moments, name=table.FILE, **changes):
     """One layer's table."""
-    found = {each.name: each for each in (table.TABLE, kernel.TABLE, planes.TABLE)}[name]
+    found = {each.name: each for each in (table.TABLE, kernel.TABLE, kernel.PLANES)}[name]
     return checkpoint_rows(moments, [found], RowSettings(**changes), model="m")[found.table]
 
 
@@ -71,9 +68,9 @@ def test_sums_over_positions_are_the_sums(n, power):
 
 def test_a_quarter_turn_per_token_over_four_positions():
     """At 0, 1, 2, 3 a plane points to 1, i, -1, -i: mean 0, and (t - 1.5) times these is (-2 - 2i) / 4 on average."""
-    by = turning(Planes(Rotation(((0, 1),), (np.pi / 2,)), 2), Positions.window(4))
+    by = rotation_means(Planes.of(Rotation(((0, 1),), (np.pi / 2,)), 2), Positions.window(4))
     np.testing.assert_allclose(by.first, [0], atol=1e-15)
-    np.testing.assert_allclose(by.drift, [-0.5 - 0.5j], atol=1e-15)
+    np.testing.assert_allclose(by.along, [-0.5 - 0.5j], atol=1e-15)
     np.testing.assert_allclose(by.minus, [[1]])
     np.testing.assert_allclose(by.plus, [[0]], atol=1e-15)  # by half a turn each: 1, -1, 1, -1
 
@@ -86,10 +83,10 @@ def test_a_head_of_one_plane_by_hand():
     by √(9/2 · 5/4).
     """
     rotation = Rotation(((0, 1),), (np.pi / 2,))
-    of = Planes(rotation, 2)
+    of = Planes.of(rotation, 2)
     still = np.zeros((1, 2, 2))
     q, k = KindPreRope(of, np.array([[[3.0, 0.0]]]), still), KindPreRope(of, np.zeros((1, 1, 2)), still)
-    turned = q.turned(Positions.window(4), np.ones(1))
+    turned = q.rotated(Positions.window(4), np.ones(1))
     np.testing.assert_allclose(turned.cov_xx, [[[4.5, 0], [0, 4.5]]], atol=1e-14)
     np.testing.assert_allclose(turned.cov_xt, [[-1.5, -1.5]], atol=1e-14)
     found = predict(LayerPreRope(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(4, 0, 1))
@@ -107,7 +104,7 @@ def test_a_head_of_one_plane_by_hand():
 def test_the_prediction_is_pca_of_vectors_at_rest_turned_to_every_position(rotation, window, skip):
     moments = capture(rotation, *heads())
     found = rows(moments, own=window, skip=skip)
-    order = Planes(rotation, WIDTH).order
+    order = Planes.of(rotation, WIDTH).order
     sums = layer_sums(moments, 0, range(HEADS), window, skip=skip)
     directions = sums.once(table.prediction_of)[1].directions
     for head, (q, k) in enumerate(clouds(moments, window, skip)):
@@ -125,7 +122,7 @@ def test_a_window_of_tens_of_thousands_of_positions_and_tiny_angles():
     rng = np.random.default_rng(1)
     mean, root = rng.normal(size=(2, WIDTH)), rng.normal(size=(2, WIDTH, WIDTH))
     cov = root @ root.swapaxes(1, 2)
-    of = Planes(SLOW, WIDTH)
+    of = Planes.of(SLOW, WIDTH)
     order = of.order
     q, k = (KindPreRope(of, mean[i][None, None, order], cov[i][None, order[:, None], order]) for i in range(2))
     found = predict(LayerPreRope(q, k, np.zeros(1, dtype=np.intp)), RopeWindow.plain(20_000, 7, 1))
@@ -146,10 +143,10 @@ def test_a_window_of_tens_of_thousands_of_positions_and_tiny_angles():
 
 def test_what_a_mean_far_from_0_loses_is_not_seen():
     """The same spread about a mean ten million times larger, of planes that hardly turn: r keeps its digits."""
-    of = Planes(Rotation(((0, 1),), (1e-9,)), 2)
+    of = Planes.of(Rotation(((0, 1),), (1e-9,)), 2)
     cov = np.diag([1.0, 2.0])[None]
     q = KindPreRope(of, np.array([[[1e7, 0.0]]]), cov)
-    turned = q.turned(Positions.window(1000), np.ones(1))
+    turned = q.rotated(Positions.window(1000), np.ones(1))
     # The mean moves by 1e7 · 1e-9 · t along the second axis: a line of variance 1e-4 (1000² - 1) / 12.
     np.testing.assert_allclose(turned.cov_xt[0, 1], 1e-2 * (1e6 - 1) / 12, rtol=1e-9)
     np.testing.assert_allclose(turned.cov_xx[0, 1, 1], 2 + 1e-4 * (1e6 - 1) / 12, rtol=1e-9)
@@ -313,7 +310,7 @@ def test_what_cannot_be_predicted_is_empty_and_says_why(of, layout, code):
     assert found[["r_q_rope", "r_q_excess", "pc0_cos", "bias_excess", "category_rope"]].isna().all(axis=None)
     if code in (2, 3):
         assert rows(moments, kernel.FILE)["kernel"].isna().all()
-        assert len(rows(moments, planes.FILE)) == HEADS
+        assert len(rows(moments, kernel.PLANES_FILE)) == HEADS
 
 
 # --- kernel and planes ----------------------------------------------------------------------------------
@@ -337,7 +334,7 @@ def test_the_kernel_and_its_spread_are_those_of_all_pairs_of_vectors(rotation):
 
 def test_later_keys_are_nearer_and_the_sign_of_distance_is_that_of_attention():
     """One plane, query and key at rest equal: the score is cos(angle · distance), 1 at the query's own position."""
-    of = Planes(Rotation(((0, 1),), (0.5,)), 2)
+    of = Planes.of(Rotation(((0, 1),), (0.5,)), 2)
     rest = KindPreRope(of, np.array([[[1.0, 0.0]]]), np.zeros((1, 2, 2)))
     keys = np.zeros(1, dtype=np.intp)
     distances = np.array([0.0, 1.0, 2.0])
@@ -346,7 +343,7 @@ def test_later_keys_are_nearer_and_the_sign_of_distance_is_that_of_attention():
     ahead = KindPreRope(of, np.array([[[np.cos(1.0), np.sin(1.0)]]]), np.zeros((1, 2, 2)))
     found = kernel.kernel_at(LayerPreRope(rest, ahead, keys), distances)[0]
     np.testing.assert_allclose(found, np.cos(0.5 * distances - 1.0))
-    assert np.angle(kernel.plane_products(LayerPreRope(rest, ahead, keys)))[0, 0] == pytest.approx(1.0)
+    assert np.angle(kernel.plane_products(LayerPreRope(rest, ahead, keys))[0])[0, 0] == pytest.approx(1.0)
 
 
 def test_scores_of_pairs_of_buckets_are_the_means_over_all_pairs_of_positions():
@@ -387,7 +384,7 @@ def test_an_empty_bucket_leaves_out_its_pairs():
 @pytest.mark.parametrize("rotation", [HALVES, PARTIAL])
 def test_planes_add_up_to_the_kernel(rotation):
     moments = capture(rotation, *heads())
-    found, curves = rows(moments, planes.FILE), rows(moments, kernel.FILE)
+    found, curves = rows(moments, kernel.PLANES_FILE), rows(moments, kernel.FILE)
     for head, (q, k) in enumerate(clouds(moments)):
         here = found[found["head"] == head]
         np.testing.assert_allclose(here["wavelength"], 2 * np.pi / np.array(rotation.angles), rtol=1e-12)
@@ -412,7 +409,7 @@ def test_an_error_of_a_phase_does_not_see_a_turn_where_it_passes_half_a_turn():
     q[..., 0] += 1.0
     k[..., 0] -= 1.0
     k[..., 4] += 0.02 * np.array([1, -1, 1, -1, 1, -1])[:, None, None]  # the second coordinate of plane 0
-    found = rows(capture(HALVES, q, k), planes.FILE)
+    found = rows(capture(HALVES, q, k), kernel.PLANES_FILE)
     first = found[found["plane"] == 0]
     assert (np.abs(np.abs(first["phase"]) - np.pi) < 0.05).all()
     assert (first["phase_se"] < 0.1).all()
@@ -420,7 +417,7 @@ def test_an_error_of_a_phase_does_not_see_a_turn_where_it_passes_half_a_turn():
 
 def test_detail_tables_are_left_out_where_a_study_goes_without():
     moments = capture(HALVES, *heads())
-    made = checkpoint_rows(moments, [table.TABLE, kernel.TABLE, planes.TABLE], RowSettings(detail=False), model="m")
+    made = checkpoint_rows(moments, [table.TABLE, kernel.TABLE, kernel.PLANES], RowSettings(detail=False), model="m")
     assert set(made) == {"heads", "layer_means"}
 
 

@@ -9,9 +9,8 @@ import pytest
 from qkscope.layers import Rotation
 from qkscope.lenses.kind_of_layer import kind_name
 from qkscope.lenses.position import LEADING
-from qkscope.lenses.rope.spectrum import base_of, rebased
-from qkscope.lenses.rope.split import shapley, together
-from qkscope.lenses.rope.split_table import FILE, HEADS_FILE, QUANTITIES, SplitStep, split_study
+from qkscope.lenses.rope.predict import base_of, rebased
+from qkscope.lenses.rope.split import FILE, HEADS_FILE, QUANTITIES, SplitStep, shapley, split_study, together
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import EntrySums, StudySums, layer_sums
 from qkscope.moments.layout import capture_layout
@@ -229,8 +228,9 @@ def test_means_are_apart_for_kinds_of_layers(rotary, kinds, told):
     """Heads with r_q 1, 2, 3 and 4 before a step that changes nothing."""
     values = {name: np.array([[1.0, 2.0, 3.0, 4.0]]) for name in QUANTITIES}
     predicted = {name: np.zeros((2, 2, 2, 1, 4)) for name in QUANTITIES}
-    step = SplitStep(np.arange(4), np.zeros(4, int), np.array(rotary), np.array(kinds), values, values, predicted)
-    found = [row for row in step.means("none") if row["quantity"] == "r_q"]
+    numbers = {name: (values[name], values[name], predicted[name]) for name in QUANTITIES}
+    step = SplitStep({}, np.array([np.arange(4), np.zeros(4, int)]), np.array(rotary), np.array(kinds), numbers)
+    found = [row for row in step.means() if row["quantity"] == "r_q"]
     assert {row["heads_of"]: row["before"] for row in found} == told
     assert kind_name("rotary", "sliding", 512) == "rotary, sliding 512"
     assert kind_name("nope", "full", None) == "NoPE, full"
@@ -319,13 +319,13 @@ def test_angles_that_are_stretched_unevenly_are_of_no_base():
 
 
 def test_turning_by_another_rotation_takes_its_factor_and_leaves_the_old():
-    from qkscope.lenses.rope.pre_rope import KindPreRope
-    from qkscope.lenses.rope.rotated_moments import Planes
+    from qkscope.lenses.rope.predict import KindPreRope
+    from qkscope.lenses.rotated_moments import Planes
 
     old = Rotation(((0, 1),), (0.5,), 2.0)
     new = Rotation(((2, 1),), (0.25,), 3.0)
     x = np.array([2.0, 4.0, 5.0])  # coordinates 0 and 1 have the factor 2 in them
-    at = KindPreRope(Planes(old, 3), x[Planes(old, 3).order][None, None], np.eye(3)[None])
+    at = KindPreRope(Planes.of(old, 3), x[Planes.of(old, 3).order][None, None], np.eye(3)[None])
     moved = at.under(new)
     back = np.argsort(moved.planes.order)
     np.testing.assert_allclose(moved.mean[0, 0][back], [1.0, 6.0, 15.0])

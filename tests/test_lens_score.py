@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.score import visible_keys as seen_module
-from qkscope.lenses.score.lines import MOST_CELLS
-from qkscope.lenses.score.map_table import TABLE as MAP
-from qkscope.lenses.score.map_table import TO_CELLS, key_cells, score_map
-from qkscope.lenses.score.split import line_split, score_split
-from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE, score
-from qkscope.lenses.score.visible_keys import Reach, seen_keys
+from qkscope.lenses.score import lines as seen_module
+from qkscope.lenses.score.lines import MOST_CELLS, Reach, seen_keys
+from qkscope.lenses.score.parts import score_split
+from qkscope.lenses.score.table import LINE_SHARES, MAP, SHARES, TABLE, TO_CELLS, key_cells, score, score_map
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error
@@ -141,13 +138,14 @@ def test_one_line_over_the_window_splits_as_one_bucket_does(kind, window, skip):
     facts = KINDS[kind]
     q, k = vectors(facts)
     heads = list(range(facts.q_heads))[::-1]
-    split = line_split(layer_sums(captured(q, k, facts), 0, heads, window, skip=skip))
+    split = score_split(layer_sums(captured(q, k, facts), 0, heads, window, skip=skip), whole_window=True)
     for i, head in enumerate(heads):
         expected = brute(q[:, head], k[:, facts.kv_head(head)], facts, [0, 1, window] if skip == 0 else [1, window])
         np.testing.assert_allclose(parts_of(split, i), expected, rtol=1e-9, atol=1e-9)
     alone = captured(q, k, facts, Layout((0, LENGTH), 1), groups=0)
     together = score_split(layer_sums(alone, 0, heads))
-    np.testing.assert_allclose(line_split(layer_sums(alone, 0, heads)).total, together.total, rtol=1e-9)
+    in_line = score_split(layer_sums(alone, 0, heads), whole_window=True)
+    np.testing.assert_allclose(in_line.total, together.total, rtol=1e-9)
 
 
 def test_the_table_has_shares_that_sum_to_one_and_the_layers_own_scale():

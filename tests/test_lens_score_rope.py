@@ -12,13 +12,10 @@ from families import tiny
 from qkscope import Moments, capture_moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
-from qkscope.lenses.score import replicate
-from qkscope.lenses.score import split as split_module
-from qkscope.lenses.score.arcs import arcs_of
-from qkscope.lenses.score.curves import grid_of
-from qkscope.lenses.score.lines import MOST_CELLS, cells_of
-from qkscope.lenses.score.parts import means_of, of_means
-from qkscope.lenses.score.split import score_split
+from qkscope.lenses.score import parts as parts_module
+from qkscope.lenses.score.curves import curve, grid_of
+from qkscope.lenses.score.lines import MOST_CELLS, arcs_of, cells_of
+from qkscope.lenses.score.parts import means_of, of_means, score_split
 from qkscope.lenses.score.table import LINE_SHARES, SHARES, TABLE, score
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
@@ -176,10 +173,10 @@ def test_arcs_have_the_covariance_that_their_positions_give_and_no_line():
     q, k = heads()
     sums = layer_sums(capture(PARTIAL, q, k), 0, range(4))
     arcs = arcs_of(sums, sums.edges)[0]
+    grid = grid_of(sums.edges, 64)
+    every = curve(np.zeros((4, 2 * len(grid.runs), WIDTH)), arcs, slice(None), grid)
     for bucket, (start, stop) in enumerate(pairwise(sums.edges)):
-        t = np.arange(start, stop)
-        points = np.zeros((4, len(t), WIDTH))
-        arcs.add_to(points, slice(None), tuple(t.tolist()), np.full(len(t), bucket))
+        t, points = np.arange(start, stop), every[:, start:stop]
         np.testing.assert_allclose(points.sum(axis=1), 0.0, atol=1e-9)
         np.testing.assert_allclose(np.einsum("t,htd->hd", t - t.mean(), points), 0.0, atol=1e-8)
         expected = np.einsum("hti,htj->hij", points, points) / len(t)
@@ -274,7 +271,7 @@ def test_some_positions_represent_a_long_window(monkeypatch):
     of = facts(HALVES)
     moments = capture(HALVES, q, k, of=of, groups=range(4), layout=capture_layout(1500, buckets=8, groups=4))
     sums = layer_sums(moments, 0, range(4))
-    means = means_of(sums, cells_of(sums))
+    means = means_of(cells_of(sums))
     every, some = of_means(means)[0], of_means(means, 700)[0]
     assert not np.array_equal(every, some)
     np.testing.assert_allclose(some, every, rtol=0.05)
@@ -284,8 +281,7 @@ def test_some_positions_represent_a_long_window(monkeypatch):
     # Errors on a coarser grid are about those of all positions.
     errors = []
     for coarse in (4096, 300):
-        for module in (replicate, split_module):
-            monkeypatch.setattr(module, "COARSE", coarse)
+        monkeypatch.setattr(parts_module, "COARSE", coarse)
         rows = checkpoint_rows(moments, [TABLE], RowSettings(), model="m")[TABLE.table]
         errors.append(rows[[f"{name}_se" for name in (*SHARES, *LINE_SHARES)]].to_numpy())
         whole = rows["position_share"].to_numpy()

@@ -22,7 +22,7 @@ from lens_worlds import results_of
 from page_study import grow, source
 from qkscope import processes
 from qkscope.errors import StorageError
-from qkscope.lenses.rope import split_table
+from qkscope.lenses.rope import split as split_table
 from qkscope.lenses.views import WindowView, build_tables
 from qkscope.report.write import write_report
 from qkscope.results import mapped, read

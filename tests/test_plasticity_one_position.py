@@ -15,7 +15,7 @@ from qkscope import Moments, capture_moments
 from qkscope.capture.tap import Tap
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.plasticity import plasticity, profile
-from qkscope.lenses.rotated_means import bend_covariance, mean_curve, rotated_covariance
+from qkscope.lenses.rotated_moments import Planes, bend_covariance, interval_means, mean_curve, spread_of_mean
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.stats.jackknife import jackknife_error
@@ -191,6 +191,12 @@ def test_a_head_is_that_of_loops_over_positions():
     assert found["loss_not_position"] == pytest.approx(share)
 
 
+def at_positions(made):
+    """The curve at every position: its mean over intervals of one."""
+    bucket = np.searchsorted(made.edges, np.arange(LENGTH), side="right") - 1
+    return made.mean_over(tuple((t, t + 1) for t in range(LENGTH)), bucket)
+
+
 @pytest.mark.parametrize("rotation", [ROTATION, replace(ROTATION, angles=(3.0, 1e-6)), None])
 @pytest.mark.parametrize("count", BUCKETS)
 def test_the_mean_curve_and_its_covariances_are_those_of_positions(rotation, count):
@@ -201,7 +207,7 @@ def test_the_mean_curve_and_its_covariances_are_those_of_positions(rotation, cou
     expected = curve(q, before, edges, rotation or Rotation(((0, 1),), (1e-300,)))
     if rotation is None:  # a mean that does not rotate is in the line already
         assert not made.before.any()
-    np.testing.assert_allclose(made.at(np.arange(LENGTH))[0], expected, atol=1e-5)
+    np.testing.assert_allclose(at_positions(made)[0], expected, atol=1e-5)
     pieces = tuple((low + (high - low) // 3, high) for low, high in pairwise(edges))
     bucket = np.arange(len(pieces))
     np.testing.assert_allclose(
@@ -241,7 +247,9 @@ def test_a_covariance_of_rotated_means_in_any_order_of_planes():
     spans = ((3, 9), (9, 40))
     whole = [rotated(np.broadcast_to(x, (40, 5)), rotation)[a:b] for x, (a, b) in zip(vectors[0], spans, strict=True)]
     expected = [np.cov(each.T, bias=True) for each in whole]
-    np.testing.assert_allclose(rotated_covariance(vectors, rotation, spans)[0], expected, atol=1e-12)
+    planes = Planes.of(rotation, 5)
+    found = spread_of_mean(vectors[..., planes.order], interval_means(planes, spans))[0]
+    np.testing.assert_allclose(found[:, planes.back][..., planes.back], expected, atol=1e-12)
 
 
 # --- what is removed, and what is unknown ------------------------------------------------------------------
@@ -303,9 +311,9 @@ def test_the_scale_of_yarn_is_in_the_sums_before_rope_already():
     sums = layer_sums(moments, 0, range(4))
     for of, before, kind in ((sums.q_buckets, sums.q_before, 0), (sums.k_buckets, sums.k_before, 1)):
         made, raw = mean_curve(of, before, sums.facts, sums.edges), np.mean([each[kind] for each in seen], axis=0)
-        np.testing.assert_allclose(made.at(np.arange(LENGTH)), raw, atol=1e-4 * np.abs(raw).max())
+        np.testing.assert_allclose(at_positions(made), raw, atol=1e-4 * np.abs(raw).max())
         doubled = mean_curve(of, replace(before, bucket_mean=before.bucket_mean * 1.1386), sums.facts, sums.edges)
-        assert np.abs(doubled.at(np.arange(LENGTH)) - raw).max() > 0.01 * np.abs(raw).max()
+        assert np.abs(at_positions(doubled) - raw).max() > 0.01 * np.abs(raw).max()
 
 
 # --- errors ------------------------------------------------------------------------------------------------

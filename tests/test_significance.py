@@ -18,8 +18,7 @@ from qkscope.lenses.claims import claims_at
 from qkscope.lenses.claims.base import Evidence, Ruling
 from qkscope.lenses.concordance import with_concordance
 from qkscope.lenses.position import judge
-from qkscope.lenses.rope.steps import split_table
-from qkscope.lenses.rope.waterfall import waterfall
+from qkscope.lenses.rope.steps import split_table, waterfall
 from qkscope.lenses.views import build_tables
 from qkscope.page.write import page_html
 from qkscope.report.summary import summarize

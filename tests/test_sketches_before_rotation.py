@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 
 from qkscope import Moments
 from qkscope.lenses.rope import table
-from qkscope.lenses.rope.positions import Positions
-from qkscope.lenses.rope.rotated_moments import Planes, turned_covariance, turned_product, turning
+from qkscope.lenses.rotated_moments import Planes, Positions, rotated_covariance, rotated_product, rotation_means
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.file import PreRopeFile, _checksum
 from qkscope.moments.layout import capture_layout
@@ -94,13 +93,13 @@ def test_several_groups_in_one_batch_are_those_of_one_after_the_other():
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS.values(), ids=ROTATIONS)
-def test_the_product_with_a_turned_covariance_needs_no_turned_covariance(rotation):
+def test_the_product_with_a_turned_covariance_needs_no_rotated_covariance(rotation):
     rng = np.random.default_rng(0)
     matrix, v = rng.normal(size=(3, WIDTH, WIDTH)), rng.normal(size=(3, WIDTH))
     matrix = matrix + matrix.swapaxes(1, 2)
-    by = turning(Planes(rotation, WIDTH), Positions.window(40, 3))
-    wanted = (turned_covariance(matrix, by) @ v[..., None])[..., 0]
-    np.testing.assert_allclose(turned_product(matrix, v, by), wanted, atol=1e-12)
+    by = rotation_means(Planes.of(rotation, WIDTH), Positions.window(40, 3))
+    wanted = (rotated_covariance(matrix, by) @ v[..., None])[..., 0]
+    np.testing.assert_allclose(rotated_product(matrix, v, by), wanted, atol=1e-12)
 
 
 @pytest.mark.parametrize("sketched", [2, WIDTH])

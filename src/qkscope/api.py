@@ -345,8 +345,7 @@ def predict(
     and category at their native context. `window` may be any number of positions, run or not (by default those of the
     moments), `rope_theta` another base than the model's, where its measured angles are those of one base.
     """
-    from qkscope.lenses.rope.extrapolate import extrapolate, with_base
-    from qkscope.lenses.rope.predict_folder import PredictionRequest, head_rows, predict_folder
+    from qkscope.lenses.rope.extrapolate import PredictionRequest, extrapolate, head_rows, predict_folder, with_base
     from qkscope.moments.file import PreRopeFile
 
     if not isinstance(moments, PathLike | str):

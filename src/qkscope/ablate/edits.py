@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import InputError
-from qkscope.layers import Rotation
+from qkscope.lenses.rotated_moments import rotated_mean
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.moments.second_moments import Statistics
@@ -49,22 +49,6 @@ def require_edit(name: str) -> None:
 
 
 # -- mean queries and keys at every position ----------------------------------------------------------------
-
-
-def rotated_mean(mean: Array, rotation: Rotation | None, tokens: int) -> Array:
-    """A pre-RoPE mean (d,) rotated to each position 0 … tokens - 1: (tokens, d). Without a rotation it is repeated.
-
-    `rotation.scale` (YaRN) is not applied: pre-RoPE sums are rotated back from captured vectors, which contain it.
-    """
-    rotated = np.tile(np.asarray(mean, dtype=np.float64), (tokens, 1))
-    if rotation is None:
-        return rotated
-    first, second = np.array(rotation.pairs).T
-    angle = np.arange(tokens)[:, None] * np.array(rotation.angles)
-    cos, sin = np.cos(angle), np.sin(angle)
-    rotated[:, first] = mean[first] * cos - mean[second] * sin
-    rotated[:, second] = mean[second] * cos + mean[first] * sin
-    return rotated
 
 
 def rotated_means(sums: LayerSums, tokens: int) -> tuple[list[Array], list[Array]]:

@@ -10,7 +10,7 @@ from qkscope.cli.command import add_command
 from qkscope.errors import InputError
 
 if TYPE_CHECKING:
-    from qkscope.lenses.rope.predict_folder import CheckpointPrediction
+    from qkscope.lenses.rope.extrapolate import CheckpointPrediction
 
 ABOUT = """\
 The rotated-mean prediction for a window or a RoPE base that was never run: r_q, r_k and category of every head, and
@@ -60,7 +60,7 @@ def add_predict(commands: Any) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """`qkscope predict`."""
-    from qkscope.lenses.rope.predict_folder import PredictionRequest, head_rows, kernel_rows, predict_folder
+    from qkscope.lenses.rope.extrapolate import PredictionRequest, head_rows, kernel_rows, predict_folder
     from qkscope.results.csv_files import write_csv
     from qkscope.results.folder import PREDICTION_CSV, PREDICTION_KERNEL_CSV, results_file
 

@@ -18,60 +18,35 @@ from qkscope.lenses.base import Figure, HeadTable, Lens, Measure, View
 from qkscope.lenses.charts import Panel, Trajectories
 from qkscope.lenses.pca import Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.replicates import BucketMeans
-from qkscope.moments.second_moments import Kind
+from qkscope.moments.second_moments import KINDS, Kind
 
 FILE = "null"
 SHARE = (0.0, 1.0)
-KINDS = (("q", "queries"), ("k", "keys"))
+NAMES = {"q": "queries", "k": "keys"}
 SHIFTED = "#6b7280"
 TIE = 1e-12  # of rounding: a shifted r of the same size counts as reaching the measured one
 
+FEWEST_BLOCKS = 4  # with three shifts, the largest of them says little about what a shift can do
+
 COLUMNS = (
     *(
-        Measure(
-            f"null_r_{kind}",
-            f"Root mean square of component 0's r_{kind} over all shifts of positions.",
-            "",
-            SHARE,
-            title=f"r_{kind} with shifted positions",
-            color=SHIFTED,
-        )
-        for kind, _ in KINDS
+        Measure(f"null_r_{kind}", f"Root mean square of component 0's r_{kind} over all shifts of positions.", "",
+                SHARE, title=f"r_{kind} with shifted positions", color=SHIFTED)
+        for kind in NAMES
     ),
     *(
-        Measure(
-            f"null_p_{kind}",
-            f"Of the absolute r_{kind} as measured and of all shifts, the share that is not below the measured one.",
-            "",
-            SHARE,
-            error=None,
-            title=f"p of r_{kind} among shifts",
-        )
-        for kind, _ in KINDS
+        Measure(f"null_p_{kind}", f"Of the absolute r_{kind} as measured and of all shifts, the share that is not "
+                "below the measured one.", "", SHARE, error=None, title=f"p of r_{kind} among shifts")
+        for kind in NAMES
     ),
     *(
-        Measure(
-            f"beyond_null_{kind}",
-            f"1 if the measured absolute r_{kind} is larger than that of every shift, otherwise 0.",
-            "",
-            SHARE,
-            error=None,
-            title=f"heads whose {name} exceed every shift",
-            kind="indicator",
-        )
-        for kind, name in KINDS
+        Measure(f"beyond_null_{kind}", f"1 if the measured absolute r_{kind} is larger than that of every shift, "
+                "otherwise 0.", "", SHARE, error=None, title=f"heads whose {name} exceed every shift", kind="indicator")
+        for kind, name in NAMES.items()
     ),
-    Measure(
-        "null_shifts",
-        "Shifts that the window's position buckets allow; 0 where they are too few, and the other columns are empty.",
-        error=None,
-        kind="constant",
-        title="number of shifts",
-    ),
-)
-
-FEWEST_BLOCKS = 4  # with three shifts, the largest of them says little about what a shift can do
+    Measure("null_shifts", "Shifts that the window's position buckets allow; 0 where they are too few, and the other "
+            "columns are empty.", error=None, kind="constant", title="number of shifts"),
+)  # fmt: skip
 
 
 def block_edges(edges: Sequence[int]) -> tuple[int, ...]:
@@ -100,54 +75,41 @@ def shifts(blocks: Sequence[int], edges: Sequence[int]) -> NDArray[np.int64]:
 
 def shifted_correlations(sums: LayerSums, kind: Kind) -> Array:
     """The r of component 0 that each shift gives: (shifts, heads); none where the window has too few buckets."""
-    of = sums.q if kind == "q" else sums.k
+    of, r = (sums.q, sums.principal.r_q) if kind == "q" else (sums.k, sums.principal.r_k)
     direction, buckets = sums.principal.directions[:, :, 0], sums.bucket_means(kind)
-    measured = sums.principal.r_q if kind == "q" else sums.principal.r_k
-    moved = shifts(filled_blocks(sums), buckets.edges)
-    covariance, variance = _with_position(buckets, direction, moved)
-    spread = np.einsum("hd,hde,he->h", direction, of.cov_xx, direction)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        r = covariance / np.sqrt(spread * variance)
-    return np.where(np.isfinite(measured[:, 0]), np.clip(r, -1.0, 1.0), np.nan)
-
-
-def filled_blocks(sums: LayerSums) -> tuple[int, ...]:
-    """The blocks of the part of the window that has tokens; a replicate's are the whole's."""
-    buckets = (sums.whole or sums).bucket_means("q")
-    filled = np.flatnonzero(buckets.n.sum(axis=0) > 0)
-    return block_edges(buckets.edges[filled[0] : filled[-1] + 2]) if len(filled) else ()
-
-
-def _with_position(buckets: BucketMeans, direction: Array, moved: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Covariance of the projection with shifted positions, and their variance, each (shifts, heads)."""
-    empty = buckets.n == 0
+    whole = (sums.whole or sums).bucket_means("q")
+    filled = np.flatnonzero(
+        whole.n.sum(axis=0) > 0
+    )  # the part of the window that has tokens; a replicate's is the whole's
+    blocks = block_edges(whole.edges[filled[0] : filled[-1] + 2]) if len(filled) else ()
+    moved, empty = shifts(blocks, buckets.edges), buckets.n == 0
     weight = buckets.n / buckets.n.sum(axis=1, keepdims=True)
     inside = np.where(empty, 0.0, np.einsum("hd,hbd->hb", direction, buckets.cov_xt))
     mean = np.where(empty, 0.0, np.einsum("hd,hbd->hb", direction, buckets.mean))
     mean = mean - (weight * mean).sum(axis=1, keepdims=True)
     places = np.where(empty, 0.0, buckets.mean_t) + moved[:, None, :]  # (shifts, heads, buckets)
     places = places - (weight * places).sum(axis=2, keepdims=True)
-    own = np.where(empty, 0.0, buckets.var_t)
-    return (weight * (inside + mean * places)).sum(axis=2), (weight * (own + places**2)).sum(axis=2)
+    covariance = (weight * (inside + mean * places)).sum(axis=2)
+    variance = (weight * (np.where(empty, 0.0, buckets.var_t) + places**2)).sum(axis=2)
+    spread = np.einsum("hd,hde,he->h", direction, of.cov_xx, direction)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = covariance / np.sqrt(spread * variance)
+    return np.where(np.isfinite(r[:, 0]), np.clip(shifted, -1.0, 1.0), np.nan)
 
 
 def null_columns(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """The shifted correlations of each head in a few numbers."""
     columns: dict[str, Array] = {}
-    for kind, measured in (("q", sums.principal.r_q), ("k", sums.principal.r_k)):
-        shifted = np.abs(shifted_correlations(sums, "q" if kind == "q" else "k"))
-        r = np.abs(measured[:, 0])
+    for kind, measured in zip(KINDS, (sums.principal.r_q, sums.principal.r_k), strict=True):
+        shifted, r = np.abs(shifted_correlations(sums, kind)), np.abs(measured[:, 0])
         known = np.isfinite(r) & np.isfinite(shifted).all(axis=0) & (len(shifted) > 0)
         reached = (shifted >= r - TIE).sum(axis=0)
         with np.errstate(invalid="ignore"):
-            columns[f"null_r_{kind}"] = np.sqrt((shifted**2).sum(axis=0) / max(len(shifted), 1))
-        columns[f"null_p_{kind}"] = (1.0 + reached) / (1.0 + len(shifted))
-        columns[f"beyond_null_{kind}"] = (reached == 0).astype(float)
-        columns |= {name: np.where(known, columns[name], np.nan) for name in columns if name.endswith(f"_{kind}")}
+            root_mean_square = np.sqrt((shifted**2).sum(axis=0) / max(len(shifted), 1))
+        values = (root_mean_square, (1.0 + reached) / (1.0 + len(shifted)), (reached == 0).astype(float))
+        names = (f"{name}_{kind}" for name in ("null_r", "null_p", "beyond_null"))
+        columns |= {name: np.where(known, value, np.nan) for name, value in zip(names, values, strict=True)}
     return {**columns, "null_shifts": np.full(len(sums.heads), len(shifted))}
-
-
-TABLE = HeadTable(FILE, COLUMNS, null_columns, stackable=True)
 
 
 def with_absolute(heads: pd.DataFrame) -> pd.DataFrame:
@@ -155,6 +117,7 @@ def with_absolute(heads: pd.DataFrame) -> pd.DataFrame:
     return heads.assign(r_q_abs=heads["r_q"].abs())
 
 
+TABLE = HeadTable(FILE, COLUMNS, null_columns, stackable=True)
 LENS = Lens(
     name="shifted",
     title="Shifted positions",
@@ -178,19 +141,10 @@ LENS = Lens(
         ),
     ),
     views=(
-        View(
-            "curve",
-            "r with shifted positions",
-            ("null_r_q", "null_r_k"),
-            "Root mean square over all shifts, mean over heads; compare with the position signal.",
-            figure="shifted",
-        ),
-        View(
-            "bars",
-            "Heads whose r exceeds that of every shift",
-            ("beyond_null_q", "beyond_null_k"),
-            "Share of heads. Of heads without position, 1 in 16 would exceed all 15 shifts of 16 buckets by chance.",
-        ),
+        View("curve", "r with shifted positions", ("null_r_q", "null_r_k"),
+             "Root mean square over all shifts, mean over heads; compare with the position signal.", figure="shifted"),
+        View("bars", "Heads whose r exceeds that of every shift", ("beyond_null_q", "beyond_null_k"),
+             "Share of heads. Of heads without position, 1 in 16 would exceed all 15 shifts of 16 buckets by chance."),
         View("heatmap", "r of every head's queries with shifted positions", ("null_r_q",)),
     ),
-)
+)  # fmt: skip

@@ -22,8 +22,8 @@ from qkscope.lenses.base import error_name
 from qkscope.lenses.categories import LOW, POSITION_DOMINATED
 from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of
 from qkscope.lenses.long_tables import paired_changes
-from qkscope.lenses.rope.split_table import FILE as CAUSES
-from qkscope.lenses.rope.split_table import R_Q
+from qkscope.lenses.rope.split import FILE as CAUSES
+from qkscope.lenses.rope.split import R_Q
 from qkscope.lenses.rope.steps import causes_of, outcome_of, split_rows
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.cards import population

@@ -1,7 +1,7 @@
 """Plasticity at a single position, with position and without: what does not depend on the width of buckets.
 
 A query at position t has mean μ(t) and covariance Σ₁, keys at i and j have means m(i), m(j) and covariance R₁, all at
-exactly one position: the mean at every position is known (`qkscope.lenses.rotated_means`), so its spread over a part is
+exactly one position: the mean at every position is known (`lenses/rotated_moments.py`), so its spread over a part is
 known too, and what is left of a part's covariance is that at one position. Over the positions t, i, j of a cell the
 closed form needs averages of products only, and these are exact:
 
@@ -25,7 +25,7 @@ from qkscope.lenses.plasticity.products import (
     plasticity_of,
     traces_by_keys,
 )
-from qkscope.lenses.rotated_means import MeanCurve, bend_covariance, mean_curve
+from qkscope.lenses.rotated_moments import MeanCurve, bend_covariance, mean_curve
 from qkscope.lenses.score.lines import mean_residual, residuals, window_keys
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics

@@ -2,17 +2,16 @@
 
 from qkscope.lenses.base import Detail, Figure, Lens, OwnView, View
 from qkscope.lenses.charts import Drawing, HeadScatter
-from qkscope.lenses.rope import kernel, planes, table
-from qkscope.lenses.rope.split_table import FILE as SPLIT_FILE
-from qkscope.lenses.rope.split_table import SPLITS
-from qkscope.lenses.rope.steps import attribution, cause_takeaways
-from qkscope.lenses.rope.waterfall import waterfall
+from qkscope.lenses.rope import kernel, table
+from qkscope.lenses.rope.split import FILE as SPLIT_FILE
+from qkscope.lenses.rope.split import SPLITS
+from qkscope.lenses.rope.steps import attribution, cause_takeaways, waterfall
 
 LENS = Lens(
     name="rope",
     title="Rotated-mean prediction",
     question="How much of a head's position signal follows from its rotated mean query and key?",
-    tables=(table.TABLE, planes.TABLE, kernel.TABLE),
+    tables=(table.TABLE, kernel.PLANES, kernel.TABLE),
     of_study=(SPLITS,),
     figures=(
         Figure(
@@ -42,7 +41,7 @@ LENS = Lens(
             chart=Drawing("qkscope.report.drawings.kernel:draw_kernel", ("r_q_rope", "r_k_rope")),
             caption="Mean score by distance between query and key that the rotated mean query and key give (curve), as "
             "measured (dots), and the rotation planes that carry it.",
-            needs=(kernel.FILE, planes.FILE),
+            needs=(kernel.FILE, kernel.PLANES_FILE),
         ),
     ),
     views=(
@@ -57,7 +56,7 @@ LENS = Lens(
     ),
     details=(
         Detail("kernel", kernel.TABLE, ("distance",), ("kernel", "kernel_se", "measured", "measured_se")),
-        Detail("planes", planes.TABLE, ("plane",), ("amplitude", "phase"), of_layer=("wavelength",)),
+        Detail("planes", kernel.PLANES, ("plane",), ("amplitude", "phase"), of_layer=("wavelength",)),
     ),
     own_views=(OwnView("split", waterfall),),
     attribution=attribution,

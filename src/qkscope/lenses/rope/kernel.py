@@ -13,193 +13,156 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from qkscope.lenses.base import HeadTable, Measure
-from qkscope.lenses.rope.positions import Array, Complex, Positions
-from qkscope.lenses.rope.pre_rope import LayerPreRope, pre_rope
-from qkscope.lenses.rope.rotated_moments import Planes, plane_moments, turning
-from qkscope.lenses.rope.table import HELD
+from qkscope.lenses.rope.predict import KindPreRope, LayerPreRope
+from qkscope.lenses.rope.table import HELD, pre_rope
+from qkscope.lenses.rotated_moments import (
+    Array,
+    Complex,
+    Planes,
+    Positions,
+    interval_means,
+    plane_moments,
+    rotation_means,
+)
 from qkscope.lenses.sums import LayerSums
+from qkscope.lenses.views import WindowView, named_entries
 
-FILE = "rope_kernel"
+FILE, PLANES_FILE = "rope_kernel", "rope_planes"
 BEYOND = 4  # kernels reach so many windows far
 PER_DOUBLING = 2  # distances
+HEADS = 3  # of one entry, whose kernel has a panel of its own
+SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
 
 COLUMNS = (
-    Measure("distance", "Tokens from the key to the query.", "tokens", (0.0, np.inf), error=None),
+    Measure("distance", "Tokens from the key to the query.", "tokens", SIZE, error=None),
     Measure("kernel", "Mean score at that distance, from the mean query and key before RoPE.", "score"),
     Measure("kernel_scaled", "The same times the factor that the model's kernel puts on scores.", "score"),
-    Measure(
-        "kernel_sd", "Standard deviation of a score at that distance, queries and keys independent.", "score",
-        (0.0, np.inf), error=None,
-    ),
+    Measure("kernel_sd", "Standard deviation of a score at that distance, queries and keys independent.", "score", SIZE,
+            error=None),
     Measure("averaged", "The mean of the kernel over all pairs of buckets at about that distance.", "score"),
     Measure("measured", "The mean score of the same pairs of buckets, from their measured means.", "score"),
 )  # fmt: skip
+PLANE_COLUMNS = (
+    Measure("wavelength", "Tokens per full rotation of the plane.", "tokens", (2.0, np.inf), error=None),
+    Measure("amplitude", "Amplitude of the plane's cosine in the kernel.", "score", SIZE),
+    Measure("phase", "Phase of that cosine: it peaks at distance phase / angle per token.", "radians"),
+    Measure(
+        "kernel_share", "Share of the kernel's variance over distances below the window; below 0 it works against."
+    ),
+    Measure("variance_q", "Share of the variance of queries that lies in the plane.", "", SHARE, error=None),
+    Measure("variance_k", "Share of the variance of keys that lies in the plane.", "", SHARE, error=None),
+)
 
 
 def kernel_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """A layer's kernels at distances that double, and at those of pairs of buckets, with what was measured there."""
     apart = pairs_apart(sums.edges)
-    points = _points(sums.window, tuple(apart.distances))
-    rest, heads = sums.once(pre_rope)[1], len(sums.heads)
-    nothing = np.full((heads, len(points.distances)), np.nan)
+    spread = log_distances(BEYOND * sums.window)
+    together = np.concatenate([spread, apart.distances])
+    order = np.argsort(together, kind="stable")
+    distances, pairs = together[order], np.argsort(order, kind="stable")[len(spread) :]
+    nothing = np.full((len(sums.heads), len(distances)), np.nan)
     columns = {column.name: nothing for column in COLUMNS}
-    columns["distance"] = np.broadcast_to(points.distances, nothing.shape)
-    scores, tokens = _measured_scores(sums)
-    columns["measured"] = points.at_pairs(apart.averaged(scores, tokens))
+    columns |= {"distance": np.broadcast_to(distances, nothing.shape), "measured": nothing.copy()}
+    q, k = sums.bucket_means("q"), sums.bucket_means("k")
+    by_q, by_k = (of.n.reshape(sums.copies, -1, of.n.shape[1])[:, 0] for of in (q, k))  # all heads have the same
+    tokens = np.asarray(by_q[:, :, None] * by_k[:, None, :])
+    columns["measured"][:, pairs] = apart.averaged(np.nan_to_num(q.mean) @ np.nan_to_num(k.mean).swapaxes(1, 2), tokens)
+    rest = sums.once(pre_rope)[1]
     if rest is None:
         return columns
-    kernel = kernel_at(rest, points.distances)
+    kernel = kernel_at(rest, distances)
     scale = np.nan if sums.facts.score_scale is None else sums.facts.score_scale
-    averaged = apart.averaged(_turned_scores(rest, apart), tokens)
-    columns |= {"kernel": kernel, "kernel_scaled": kernel * scale, "averaged": points.at_pairs(averaged)}
+    columns |= {"kernel": kernel, "kernel_scaled": kernel * scale, "averaged": nothing.copy()}
+    first = interval_means(rest.q.planes, tuple(pairwise(sums.edges))).first
+    products, still = plane_products(rest)
+    over_pairs = first.conj()[:, None, :] * first  # (query's bucket, key's bucket, planes)
+    rotated = np.tensordot(products, over_pairs, axes=(1, 2)).real + still[:, None, None]
+    columns["averaged"][:, pairs] = apart.averaged(rotated, tokens)
     if sums.whole is None:  # it has no error, so replicates need not compute it
-        columns["kernel_sd"] = spread_at(rest, points.distances)
+        columns["kernel_sd"] = spread_at(rest, distances)
     return columns
 
 
-def plane_products(rest: LayerPreRope) -> Complex:
-    """z_q* z_k of each head and plane: (heads, planes)."""
-    planes = rest.q.planes
-    return np.asarray(planes.complex(rest.q.mean[0]).conj() * planes.complex(rest.k.mean[0])[rest.keys])
+def plane_rows(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
+    """A layer's planes; a layer in which nothing is known to rotate has one empty row per head."""
+    rest, whole = (of.once(pre_rope)[1] for of in (sums, sums.whole or sums))
+    planes = Planes.of(None, sums.facts.head_dim) if rest is None else rest.q.planes
+    nothing = np.full((len(sums.heads), max(planes.count, 1)), np.nan)
+    columns = {column.name: nothing for column in PLANE_COLUMNS}
+    if rest is None or whole is None or planes.count == 0:
+        return columns
+    products = plane_products(rest)[0]
+    before = np.angle(np.tile(plane_products(whole)[0], (sums.copies, 1)))
+    # Each plane's covariance with the whole kernel over distances below the window; shares of its variance add up to 1.
+    by = rotation_means(planes, Positions.window(sums.window))
+    with_all = products @ by.spread_minus.T + products.conj() @ by.spread_plus.T
+    covariance, size = 0.5 * (products.conj() * with_all).real, (np.abs(products) ** 2).sum(axis=1, keepdims=True)
+    variance = covariance.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(variance > 1e-14 * size, covariance / variance, np.nan)
+    columns |= {
+        "wavelength": np.broadcast_to(2 * np.pi / planes.angles, nothing.shape),
+        "amplitude": np.abs(products),
+        # About the whole's, so that an error does not see a turn where a phase passes π.
+        "phase": before + np.angle(np.exp(1j * (np.angle(products) - before))),
+        "kernel_share": shares,
+    }
+    if sums.whole is None:  # no rotation changes the part of the variance that lies in a plane
+        for name, of, heads in (("variance_q", rest.q, slice(None)), ("variance_k", rest.k, rest.keys)):
+            diagonal, count = np.diagonal(of.cov, axis1=1, axis2=2), planes.count
+            with np.errstate(invalid="ignore", divide="ignore"):
+                inside = (diagonal[:, :count] + diagonal[:, count : 2 * count]) / diagonal.sum(axis=1, keepdims=True)
+            columns[name] = inside[heads]
+    return columns
+
+
+def plane_products(rest: LayerPreRope) -> tuple[Complex, Array]:
+    """Of each head z_q* z_k of each plane, (heads, planes), and what coordinates that do not rotate add to scores."""
+    planes, q, k = rest.q.planes, rest.q.mean[0], rest.k.mean[0][rest.keys]
+    still = (q[:, 2 * planes.count :] * k[:, 2 * planes.count :]).sum(axis=1)
+    return planes.complex(q).conj() * planes.complex(k), still
 
 
 def kernel_at(rest: LayerPreRope, distances: Array) -> Array:
     """The kernel of each head at each distance: (heads, distances)."""
-    planes = rest.q.planes
-    stay = slice(2 * planes.count, None)
-    still = (rest.q.mean[0][:, stay] * rest.k.mean[0][rest.keys][:, stay]).sum(axis=1)
-    return np.asarray((plane_products(rest) @ _turns(planes, distances)).real + still[:, None])
+    products, still = plane_products(rest)
+    return np.asarray((products @ np.exp(-1j * rest.q.planes.angles[:, None] * distances)).real + still[:, None])
 
 
 def spread_at(rest: LayerPreRope, distances: Array) -> Array:
     """The standard deviation of a score at each distance, for independent queries and keys: (heads, distances).
 
-    Var(q·k) = tr(Σ_q Σ_k) + μ_q'Σ_kμ_q + μ_k'Σ_qμ_k with the key turned, written as one complex sum over planes.
+    Var(q·k) = tr(Σ_q Σ_k) + μ_q'Σ_kμ_q + μ_k'Σ_qμ_k with the key rotated, written as one complex sum over planes.
     """
-    planes, keys = rest.q.planes, rest.keys
-    turns = _turns(planes, distances)
-    q, k = _Moments.of(rest.q.cov, rest.q.mean[0], planes), _Moments.of(rest.k.cov, rest.k.mean[0], planes)
-    same = q.same.conj() * (k.same + k.same_mean)[keys] + q.same_mean.conj() * k.same[keys]
-    mirrored = q.mirrored.conj() * (k.mirrored + k.mirrored_mean)[keys] + q.mirrored_mean.conj() * k.mirrored[keys]
-    crossed = q.crossed.conj() * (k.crossed + k.crossed_mean)[keys] + q.crossed_mean.conj() * k.crossed[keys]
-    still = q.still * (k.still + k.still_mean)[keys] + q.still_mean * k.still[keys]
-    variance = still.sum(axis=(1, 2))[:, None] + 2 * (crossed.sum(axis=2) @ turns).real
+    turns = np.exp(-1j * rest.q.planes.angles[:, None] * distances)
+    # Of E[z z'*], E[z z'], E[z x'] and E[x x'], z in planes and x not, of each head's covariance and of its mean.
+    q, k = _second_moments(rest.q), _second_moments(rest.k)
+    same, mirrored, crossed, still = (
+        cov_q.conj() * (cov_k + mean_k)[rest.keys] + mean_q.conj() * cov_k[rest.keys]
+        for (cov_q, mean_q), (cov_k, mean_k) in zip(q, k, strict=True)
+    )
+    variance = still.sum(axis=(1, 2)).real[:, None] + 2 * (crossed.sum(axis=2) @ turns).real
     variance = variance + 0.5 * ((same @ turns.conj()) * turns).sum(axis=1).real
     variance = variance + 0.5 * ((mirrored @ turns) * turns).sum(axis=1).real
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """Second moments of planes and of coordinates that stay, of a covariance and of the square of a mean."""
-
-    same: Complex  # (heads, planes, planes)
-    mirrored: Complex
-    crossed: Complex  # (heads, planes, coordinates that stay)
-    still: Array  # (heads, coordinates, coordinates)
-    same_mean: Complex
-    mirrored_mean: Complex
-    crossed_mean: Complex
-    still_mean: Array
-
-    @classmethod
-    def of(cls, cov: Array, mean: Array, planes: Planes) -> _Moments:
-        count, stay = planes.count, slice(2 * planes.count, None)
-        z, rest = planes.complex(mean), mean[:, stay]
-        crossed = cov[:, :count, stay] + 1j * cov[:, count : 2 * count, stay]
-        return cls(
-            *plane_moments(cov, count),
-            crossed,
-            cov[:, stay, stay],
-            z[:, :, None] * z[:, None, :].conj(),
-            z[:, :, None] * z[:, None, :],
-            z[:, :, None] * rest[:, None, :],
-            rest[:, :, None] * rest[:, None, :],
-        )
-
-
-def _turns(planes: Planes, distances: Array) -> Complex:
-    """e^{-iθΔ}: (planes, distances)."""
-    return np.asarray(np.exp(-1j * planes.angles[:, None] * distances))
-
-
-# --- pairs of buckets -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PairsApart:
-    """Pairs of position buckets, the key's before the query's, sorted by how many bucket widths they lie apart."""
-
-    edges: tuple[int, ...]
-    steps: NDArray[np.intp]  # (buckets, buckets) of query and key: place among `distances`, -1 where it is no pair
-    distances: tuple[float, ...]  # mean of each place's pairs, buckets filled evenly
-
-    def averaged(self, scores: Array, tokens: Array) -> Array:
-        """The mean score of each place's pairs, by tokens: (heads, places); NaN where no pair has any."""
-        weights = (self.steps.ravel()[:, None] == np.arange(len(self.distances))) * tokens.reshape(-1, 1)
-        total, count = scores.reshape(len(scores), -1) @ weights, weights.sum(axis=0)
-        return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
-
-
-@lru_cache(maxsize=16)
-def pairs_apart(edges: tuple[int, ...]) -> PairsApart:
-    """The pairs of a window's buckets; position 0 by itself, where attention sinks sit, is in none."""
-    spans = list(pairwise(edges))
-    middles = np.array([(left + right - 1) / 2 for left, right in spans])
-    width = max(right - left for left, right in spans)
-    apart = middles[:, None] - middles
-    far = np.rint(apart / width).astype(np.intp)
-    used = far >= 1
-    if spans[0] == (0, 1) and len(spans) > 1:
-        used[:, 0] = used[0, :] = False
-    places = np.unique(far[used])
-    steps = np.where(used, np.searchsorted(places, far), -1)
-    sizes = np.array([right - left for left, right in spans], dtype=np.float64)
-    weights = sizes[:, None] * sizes
-    chosen = [steps == place for place in range(len(places))]
-    distances = tuple(float((weights * apart)[each].sum() / weights[each].sum()) for each in chosen)
-    return PairsApart(edges, steps.astype(np.intp), distances)
-
-
-def _measured_scores(sums: LayerSums) -> tuple[Array, Array]:
-    """The mean score of each pair of buckets (heads, buckets, buckets), and the product of their tokens."""
-    q, k = sums.bucket_means("q"), sums.bucket_means("k")
-    tokens = np.asarray(q.n[0][:, None] * k.n[0])
-    return np.nan_to_num(q.mean) @ np.nan_to_num(k.mean).swapaxes(1, 2), tokens
-
-
-def _turned_scores(rest: LayerPreRope, apart: PairsApart) -> Array:
-    """The mean score of each pair of buckets that the rotated means give: (heads, buckets, buckets)."""
-    planes = rest.q.planes
-    products = _turns_apart(planes, apart.edges)
-    stay = slice(2 * planes.count, None)
-    still = (rest.q.mean[0][:, stay] * rest.k.mean[0][rest.keys][:, stay]).sum(axis=1)
-    turned = np.tensordot(plane_products(rest), products, axes=(1, 2)).real
-    return np.asarray(turned + still[:, None, None])
-
-
-@lru_cache(maxsize=16)
-def _turns_apart(planes: Planes, edges: tuple[int, ...]) -> Complex:
-    """(query's bucket, key's bucket, planes): what RoPE makes of a product of means, averaged over both buckets."""
-    first = np.stack([turning(planes, Positions.window(right, left)).first for left, right in pairwise(edges)])
-    return np.asarray(first.conj()[:, None, :] * first)
-
-
-@dataclass(frozen=True)
-class _Points:
-    """The distances of the table, rising; which of them are those of pairs of buckets."""
-
-    distances: Array
-    pairs: NDArray[np.intp]
-
-    def at_pairs(self, values: Array) -> Array:
-        """Values of pairs of buckets at their places, NaN at all others."""
-        placed = np.full((len(values), len(self.distances)), np.nan)
-        placed[:, self.pairs] = values
-        return placed
+def _second_moments(of: KindPreRope) -> list[tuple[NDArray[np.inexact], NDArray[np.inexact]]]:
+    """Of two planes, two planes mirrored, plane and coordinate that stays, two such: of the covariance, of the mean."""
+    count, stay, z = of.planes.count, slice(2 * of.planes.count, None), of.planes.complex(of.mean[0])
+    rest, (same, mirrored) = of.mean[0][:, stay], plane_moments(of.cov, count)
+    crossed = of.cov[:, :count, stay] + 1j * of.cov[:, count : 2 * count, stay]
+    return [
+        (same, z[:, :, None] * z[:, None, :].conj()),
+        (mirrored, z[:, :, None] * z[:, None, :]),
+        (crossed, z[:, :, None] * rest[:, None, :]),
+        (of.cov[:, stay, stay], rest[:, :, None] * rest[:, None, :]),
+    ]
 
 
 def log_distances(longest: float) -> Array:
@@ -208,13 +171,96 @@ def log_distances(longest: float) -> Array:
     return np.unique(np.concatenate([[0.0], doubled, [longest]]))
 
 
+@dataclass(frozen=True)
+class PairsApart:
+    """Pairs of position buckets, the key's before the query's, sorted by how many bucket widths they lie apart."""
+
+    chosen: NDArray[np.bool_]  # (buckets², places): whether a pair of query and key is at a place among `distances`
+    distances: Array  # mean of each place's pairs, buckets filled evenly
+
+    def averaged(self, scores: Array, tokens: Array) -> Array:
+        """The mean score of each place's pairs, by tokens of each replicate: (heads, places); NaN without any."""
+        weights = self.chosen * tokens.reshape(len(tokens), -1, 1)
+        total, count = scores.reshape(len(tokens), -1, len(self.chosen)) @ weights, weights.sum(axis=1)[:, None]
+        means = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        return np.reshape(means, (len(scores), -1))
+
+
 @lru_cache(maxsize=16)
-def _points(window: int, pairs: tuple[float, ...]) -> _Points:
-    spread = log_distances(BEYOND * window)
-    together = np.concatenate([spread, pairs])
-    order = np.argsort(together, kind="stable")
-    places = np.argsort(order, kind="stable")[len(spread) :]
-    return _Points(together[order], places.astype(np.intp))
+def pairs_apart(edges: tuple[int, ...]) -> PairsApart:
+    """The pairs of a window's buckets; position 0 by itself, where attention sinks sit, is in none."""
+    ends = np.array(edges, dtype=np.float64)
+    sizes, middles = np.diff(ends), (ends[:-1] + ends[1:] - 1) / 2
+    apart = middles[:, None] - middles
+    far = np.rint(apart / sizes.max()).astype(np.intp)
+    used = far >= 1
+    if edges[:2] == (0, 1) and len(edges) > 2:
+        used[:, 0] = used[0, :] = False
+    chosen = used.ravel()[:, None] & (far.ravel()[:, None] == np.unique(far[used]))
+    weights = (sizes[:, None] * sizes).ravel()
+    distances = [(weights * apart.ravel())[each].sum() / weights[each].sum() for each in chosen.T]
+    return PairsApart(chosen, np.array(distances))
 
 
-TABLE = HeadTable(FILE, COLUMNS, kernel_rows, across="point", detail=True, holds_fixed=HELD)
+TABLE = HeadTable(FILE, COLUMNS, kernel_rows, across="point", detail=True, holds_fixed=HELD, stackable=True)
+PLANES = HeadTable(
+    PLANES_FILE, PLANE_COLUMNS, plane_rows, across="plane", detail=True, holds_fixed=HELD, stackable=True
+)
+
+
+# --- which heads the figure shows -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeadKernel:
+    """One head's kernel, by its planes and by the table's distances."""
+
+    model: str
+    layer: int
+    head: int
+    window: float
+    rows: pd.DataFrame  # of `distances`
+    planes: pd.DataFrame  # of `planes`
+
+    @property
+    def scale(self) -> float:
+        """What softmax multiplies scores with; 1 where that is not known."""
+        ratio = (self.rows["kernel_scaled"] / self.rows["kernel"]).to_numpy(dtype=np.float64)
+        known = ratio[np.isfinite(ratio)]
+        return float(np.median(known)) if len(known) else 1.0
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of a score, mean over the window's distances."""
+        inside = self.rows[self.rows["distance"] <= self.window]
+        return self.scale * float(inside["kernel_sd"].mean())
+
+    def curve(self, distance: Array, smooth: float) -> Array:
+        """The kernel, each point the mean over a share `smooth` of its distance: faster planes average out."""
+        theta = 2 * np.pi / self.planes["wavelength"].to_numpy(dtype=np.float64)[:, None]
+        amplitude, phase = (self.planes[n].to_numpy(dtype=np.float64)[:, None] for n in ("amplitude", "phase"))
+        width = smooth * distance
+        waves = amplitude * np.cos(theta * distance - phase) * np.sinc(theta * width / (2 * np.pi))
+        at_zero = float((amplitude * np.cos(phase)).sum())
+        still = float(self.rows.loc[self.rows["distance"] == 0, "kernel"].iloc[0]) - at_zero
+        return np.asarray(self.scale * (waves.sum(axis=0) + still))
+
+
+def chosen_heads(at: WindowView) -> list[HeadKernel]:
+    """The heads whose kernel moves most, in spreads of their scores: of the last checkpoint, or of each model.
+
+    They are of different layers: three of one entry, one of each of several.
+    """
+    heads: list[HeadKernel] = []
+    entries = [entry.name for entry in named_entries(at.study)]
+    for model in entries:
+        window = at.window_of(model)
+        rows, planes = ((table := at.table(file))[table["model"] == model] for file in (FILE, PLANES_FILE))
+        by_head = rows[(rows["distance"] <= window) & rows["kernel"].notna()].groupby(["layer", "head"])
+        ratio = by_head["kernel"].std() / by_head["kernel_sd"].mean()
+        ranked = ratio[ratio > 0].sort_values(ascending=False, kind="stable").reset_index()
+        most = HEADS if len(entries) == 1 else 1
+        for layer, head in ranked.drop_duplicates("layer")[["layer", "head"]].head(most).to_numpy(dtype=int):
+            of = [each[(each["layer"] == layer) & (each["head"] == head)] for each in (rows, planes)]
+            heads.append(HeadKernel(model, int(layer), int(head), window, *of))
+    return heads

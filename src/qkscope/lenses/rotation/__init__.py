@@ -19,9 +19,8 @@ LENS = Lens(
                 "qkscope.report.drawings.drift_plane:draw_drift_plane",
                 ("r_q_a_abs", "r_k_a_abs", "separation_strength", "bias_effect"),
             ),
-            caption="Queries (blue) and keys (red) of a few heads along the axis of their drift with position (a) "
-            "and the "
-            "axis that separates them (b). One ellipse per position bucket (1 SD), darker with position.",
+            caption="Queries (blue) and keys (red) of a few heads along the axis of their drift with position (a) and "
+            "the axis that separates them (b). One ellipse per position bucket (1 SD), darker with position.",
             needs=(FILE, PLANES_CSV),
             number=9,
         ),
@@ -36,38 +35,20 @@ LENS = Lens(
                 )
             ),
             caption="Correlation of queries and keys with position along the common drift axis, what their drift "
-            "adds to "
-            "scores over the window, and how far queries and keys are separated.",
+            "adds to scores over the window, and how far queries and keys are separated.",
         ),
     ),
     views=(
-        View(
-            "curve",
-            "Correlation with position along a, and along each kind's own drift",
-            ("r_q_a", "r_k_a", "r_q_own", "r_k_own"),
-            "Means over heads.",
-            figure="drift",
-        ),
-        View(
-            "curve",
-            "What position adds to a score over the window",
-            ("bias_window", "bias_strength_window"),
-            "Raw score, means over heads: in all directions, and along a alone.",
-            figure="drift",
-        ),
+        View("curve", "Correlation with position along a, and along each kind's own drift",
+             ("r_q_a", "r_k_a", "r_q_own", "r_k_own"), "Means over heads.", figure="drift"),
+        View("curve", "What position adds to a score over the window", ("bias_window", "bias_strength_window"),
+             "Raw score, means over heads: in all directions, and along a alone.", figure="drift"),
         View("curve", "The same in standard deviations of a score", ("bias_effect",), figure="drift"),
-        View(
-            "bars",
-            "Share of variance along a and b, and of differences along b",
-            ("var_frac_a", "var_frac_b", "separation_strength"),
-        ),
-        View(
-            "scatter",
-            "Separation against bias, a dot per head",
-            ("separation_strength", "bias_strength"),
-            figure="drift",
-        ),
+        View("bars", "Share of variance along a and b, and of differences along b",
+             ("var_frac_a", "var_frac_b", "separation_strength")),
+        View("scatter", "Separation against bias, a dot per head", ("separation_strength", "bias_strength"),
+             figure="drift"),
         View("heatmap", "Bias over the window of every head, in standard deviations", ("bias_effect",)),
         View("heatmap", "Correlation of every head's keys with position along a", ("r_k_a",)),
     ),
-)
+)  # fmt: skip

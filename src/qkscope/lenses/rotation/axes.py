@@ -16,7 +16,6 @@ from scipy.linalg import eigh
 
 from qkscope.lenses.pca import NO_VARIANCE, Array
 from qkscope.lenses.sums import LayerSums
-from qkscope.moments.second_moments import Statistics
 
 STEPS = 2  # an axis that turned by 0.1 is then exact to about nine digits
 
@@ -44,7 +43,7 @@ class PlaneAxes:
 def pool_of(sums: LayerSums) -> Pool:
     """The pool of a layer's heads."""
     q, k = sums.q, sums.k
-    known = _enough(q) & _enough(k)
+    known = (q.var_t > 0) & (k.var_t > 0) & (np.minimum(q.n, k.n) >= q.mean_x.shape[-1])
     with np.errstate(invalid="ignore", divide="ignore"):
         w_q = np.where(known, q.n / (q.n + k.n), np.nan)
     w_k, offset, between = 1.0 - w_q, q.mean_x - k.mean_x, q.mean_t - k.mean_t
@@ -53,41 +52,32 @@ def pool_of(sums: LayerSums) -> Pool:
     return Pool(w_q, w_k, offset, cov_xt, var_t, known)
 
 
-def _enough(of: Statistics) -> NDArray[np.bool_]:
-    """Whether slopes exist: tokens at several positions, and no fewer than the head has dimensions."""
-    return np.asarray((of.n >= of.mean_x.shape[-1]) & (of.var_t > 0))
-
-
 def drift_axis(sums: LayerSums) -> Array:
     """Axis a of each head: the pool's covariance with position, of length 1; its projection grows with position."""
     pool = sums.once(pool_of)
-    size = np.linalg.norm(pool.cov_xt, axis=1)
-    exists = size > _rounding(np.maximum(sums.q.spread, sums.k.spread), pool.var_t)
+    exists = drifts(pool.cov_xt, np.maximum(sums.q.spread, sums.k.spread), pool.var_t)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(exists[:, None], pool.cov_xt / size[:, None], np.nan)
+        return np.where(exists, pool.cov_xt / np.linalg.norm(pool.cov_xt, axis=1)[:, None], np.nan)
 
 
-def drifts(of: Statistics) -> NDArray[np.bool_]:
-    """Whether queries (keys) have a direction of drift: their covariance with position is more than rounding."""
-    return np.asarray(np.linalg.norm(of.cov_xt, axis=1) > _rounding(of.spread, of.var_t))
-
-
-def _rounding(spread: Array, var_t: Array) -> Array:
-    """What rounding leaves of a covariance with position: in proportion to the spread of vectors and of positions."""
-    return np.asarray(NO_VARIANCE * np.sqrt(spread * var_t))
+def drifts(cov_xt: Array, spread: Array, var_t: Array) -> NDArray[np.bool_]:
+    """Whether covariances with position are more than rounding leaves, given the spread of vectors and of positions."""
+    return np.asarray(np.linalg.norm(cov_xt, axis=1) > NO_VARIANCE * np.sqrt(spread * var_t))
 
 
 def axes_of(sums: LayerSums) -> PlaneAxes:
-    """Both axes of a layer's heads; a replicate's axis b is the whole's, followed to where it lies now."""
+    """Both axes of a layer's heads; b points from keys to queries. A replicate's is the whole's, followed."""
     a, offset = sums.once(drift_axis), sums.once(pool_of).offset
     moments = sums.q.cov_xx + sums.k.cov_xx + offset[:, :, None] * offset[:, None, :]
+    b = None
     if sums.whole is not None:
         with suppress(np.linalg.LinAlgError):  # of an axis that has not moved at all
-            return PlaneAxes(a, _oriented(followed_axis(moments, a, sums.shared(axes_of).b), offset))
-    b = np.full_like(a, np.nan)
-    for head in np.flatnonzero(np.isfinite(a).all(axis=1)):
-        b[head] = separation_axis(moments[head], a[head])
-    return PlaneAxes(a, _oriented(b, offset))
+            b = followed_axis(moments, a, sums.shared(axes_of).b)
+    if b is None:
+        b = np.full_like(a, np.nan)
+        for head in np.flatnonzero(np.isfinite(a).all(axis=1)):
+            b[head] = separation_axis(moments[head], a[head])
+    return PlaneAxes(a, np.where((dot(b, offset) < 0)[:, None], -b, b))
 
 
 def separation_axis(moments: Array, a: Array) -> Array:
@@ -125,28 +115,16 @@ def followed_axis(moments: Array, a: Array, start: Array) -> Array:
 
 def _beside(vectors: Array, a: Array) -> Array:
     """What of each vector is at a right angle to a, of length 1."""
-    left = vectors - np.einsum("hd,hd->h", vectors, a)[:, None] * a
+    left = vectors - dot(vectors, a)[:, None] * a
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(left / np.linalg.norm(left, axis=1, keepdims=True))
 
 
-def _oriented(b: Array, offset: Array) -> Array:
-    """Axis b points from keys to queries."""
-    return np.where((np.einsum("hd,hd->h", b, offset) < 0)[:, None], -b, b)
-
-
-def times(matrices: Array, vectors: Array) -> Array:
-    """M v of each head."""
-    return np.asarray((matrices @ vectors[..., None])[..., 0])
+def dot(one: Array, other: Array) -> Array:
+    """The inner product of each head's vectors."""
+    return np.asarray(np.einsum("hd,hd->h", one, other))
 
 
 def form(matrices: Array, vectors: Array) -> Array:
     """vᵀ M v of each head."""
-    return np.asarray(np.einsum("hi,hi->h", vectors, times(matrices, vectors)))
-
-
-def pooled_form(sums: LayerSums, along: Array) -> Array:
-    """The pool's variance along one direction per head."""
-    pool = sums.once(pool_of)
-    within = pool.w_q * form(sums.q.cov_xx, along) + pool.w_k * form(sums.k.cov_xx, along)
-    return np.asarray(within + pool.w_q * pool.w_k * np.einsum("hd,hd->h", pool.offset, along) ** 2)
+    return dot(vectors, (matrices @ vectors[..., None])[..., 0])

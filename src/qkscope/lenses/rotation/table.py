@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.base import HeadTable, Judged, Measure, titled
+from qkscope.lenses.base import HeadTable, Judged, Measure
 from qkscope.lenses.pca import NO_VARIANCE, Array
-from qkscope.lenses.rotation.axes import axes_of, drift_axis, drifts, form, pool_of, pooled_form, times
+from qkscope.lenses.rotation.axes import axes_of, dot, drift_axis, drifts, form, pool_of
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.second_moments import Statistics
 
@@ -24,92 +24,71 @@ FISHER: Literal["fisher"] = "fisher"
 THOUSAND = 1000.0  # tokens
 VECTOR, SLOPE, PER_TOKEN = "vector", "vector per token", "score per token"  # units: of q and k, and of q·k
 
-ON_AXES = (
-    Measure("position_r", "Correlation of the pool's projection on a with position.", "", SHARE, FISHER),
-    Measure("r_q_a", "Correlation of the queries' projection on a with position.", "", CORRELATION, FISHER),
-    Measure("r_k_a", "Correlation of the keys' projection on a with position.", "", CORRELATION, FISHER),
-    Measure("alpha_q", "Slope of the queries' projection on a.", SLOPE),
-    Measure("alpha_k", "Slope of the keys' projection on a.", SLOPE),
-    Measure("mu_q_a", "Mean (not intercept) of the queries' projection on a.", VECTOR),
-    Measure("mu_k_a", "Mean of the keys' projection on a.", VECTOR),
-    Measure("mu_q_b", "Mean of the queries' projection on b, which points from keys to queries.", VECTOR),
-    Measure("mu_k_b", "Mean of the keys' projection on b.", VECTOR),
-    Measure(
-        "bias_strength",
-        "mu_q_a times alpha_k: what the mean score gains per token of key position through axis a; above 0, later keys "
-        "score higher.",
-        PER_TOKEN,
-    ),
-    Measure(
-        "alpha_k_window",
-        "alpha_k times the window: how far keys drift along a from its first to its last token.",
-        VECTOR,
-    ),
-    Measure(
-        "bias_strength_window",
-        "bias_strength times the window: the score gained through axis a from its first to its last key.",
-        "score",
-    ),
-    Measure(
-        "separation_strength",
-        "Share of the mean squared difference between a query and a key that lies along b.",
-        "",
-        SHARE,
-    ),
-    Measure("var_frac_a", "Share of the pool's variance along a.", "", SHARE),
-    Measure("var_frac_b", "Share of the pool's variance along b.", "", SHARE),
-    Measure("plane_var_fraction", "Share of the pool's variance in the plane of a and b.", "", SHARE),
-    Measure("content_var_b", "Variance along b within queries and within keys, the mean of both.", "vector²", SIZE),
-    Measure(
-        "residual_pos_r",
-        "Largest correlation with position of any coordinate once a is taken out of the pool: 0 up to rounding, by "
-        "construction; a self-test.",
-        "",
-        SHARE,
-        error=None,
-    ),
-    Measure("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE),
-    Measure("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE),
-    Measure("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE),
-    Measure("b_offset_cos", "Cosine of b with the part of the query-key offset orthogonal to a: a check.", "", SHARE),
-)
-WITHOUT_AXES = (
-    Measure("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER),
-    Measure("r_k_own", "Correlation with position of keys projected on their own drift.", "", SHARE, FISHER),
-    Measure("drift_cos", "Cosine between the drift of queries and the drift of keys.", "", CORRELATION),
-    Measure(
-        "bias_total",
-        "Mean query times the keys' slope: what the mean score gains per token of key position, in all directions.",
-        PER_TOKEN,
-    ),
-    Measure(
-        "interaction_total",
-        "Slope of queries times slope of keys: what the bias gains per token of query position.",
-        "score per token²",
-    ),
-    Measure("bias_window", "bias_total times the window: the score gained from its first to its last key.", "score"),
-    Measure(
-        "bias_effect",
-        "bias_window in standard deviations of the score of a query and a key once both lines are taken out.",
-        "standard deviations",
-    ),
-    Measure(
-        "reach",
-        "Distance between two keys at which bias_total equals one standard deviation of what queries can change in the "
-        "difference of their scores.",
-        "tokens",
-        SIZE,
-    ),
-)
-COLUMNS = (*ON_AXES, *WITHOUT_AXES)
-JUDGED = (
-    Measure(
-        "a_stability",
-        "Smallest cosine between a and the axis without one group of documents, without sign; small where a head has "
-        "no drift.",
-        "",
-        SHARE,
-    ),
+COLUMNS = (
+    Measure("position_r", "Correlation of the pool's projection on a with position.", "", SHARE, FISHER,
+            title="r of queries and keys along the drift axis"),
+    Measure("r_q_a", "Correlation of the queries' projection on a with position.", "", CORRELATION, FISHER,
+            title="r of queries along the drift axis"),
+    Measure("r_k_a", "Correlation of the keys' projection on a with position.", "", CORRELATION, FISHER,
+            title="r of keys along the drift axis"),
+    Measure("alpha_q", "Slope of the queries' projection on a.", SLOPE, title="slope of queries along the drift axis"),
+    Measure("alpha_k", "Slope of the keys' projection on a.", SLOPE, title="slope of keys along the drift axis"),
+    Measure("mu_q_a", "Mean (not intercept) of the queries' projection on a.", VECTOR,
+            title="mean of queries along the drift axis"),
+    Measure("mu_k_a", "Mean of the keys' projection on a.", VECTOR, title="mean of keys along the drift axis"),
+    Measure("mu_q_b", "Mean of the queries' projection on b, which points from keys to queries.", VECTOR,
+            title="mean of queries along the separation axis"),
+    Measure("mu_k_b", "Mean of the keys' projection on b.", VECTOR, title="mean of keys along the separation axis"),
+    Measure("bias_strength", "mu_q_a times alpha_k: what the mean score gains per token of key position through axis "
+            "a; above 0, later keys score higher.", PER_TOKEN, title="score gained per token along the drift axis"),
+    Measure("alpha_k_window", "alpha_k times the window: how far keys drift along a from its first to its last token.",
+            VECTOR, title="drift of keys over the window"),
+    Measure("bias_strength_window", "bias_strength times the window: the score gained through axis a from its first to "
+            "its last key.", "score", title="score gained along the drift axis"),
+    Measure("separation_strength", "Share of the mean squared difference between a query and a key that lies along b.",
+            "", SHARE, title="separation of queries and keys"),
+    Measure("var_frac_a", "Share of the pool's variance along a.", "", SHARE, title="variance along the drift axis"),
+    Measure("var_frac_b", "Share of the pool's variance along b.", "", SHARE,
+            title="variance along the separation axis"),
+    Measure("plane_var_fraction", "Share of the pool's variance in the plane of a and b.", "", SHARE,
+            title="variance in the drift plane"),
+    Measure("content_var_b", "Variance along b within queries and within keys, the mean of both.", "vector²", SIZE,
+            title="variance within queries and keys along the separation axis"),
+    Measure("residual_pos_r", "Largest correlation with position of any coordinate once a is taken out of the pool: 0 "
+            "up to rounding, by construction; a self-test.", "", SHARE, error=None,
+            title="largest r outside the drift axis (self-test)"),
+    Measure("off_axis_q", "Share of the queries' own drift that a misses.", "", SHARE,
+            title="drift of queries outside the drift axis"),
+    Measure("off_axis_k", "Share of the keys' own drift that a misses.", "", SHARE,
+            title="drift of keys outside the drift axis"),
+    Measure("offset_on_a", "Share of the squared distance between mean query and mean key that is along a.", "", SHARE,
+            title="offset of queries and keys along the drift axis"),
+    Measure("b_offset_cos", "Cosine of b with the part of the query-key offset orthogonal to a: a check.", "", SHARE,
+            title="cosine of the separation axis and the offset"),
+    # Without axes:
+    Measure("r_q_own", "Correlation with position of queries projected on their own drift.", "", SHARE, FISHER,
+            title="r of queries along their own drift"),
+    Measure("r_k_own", "Correlation with position of keys projected on their own drift.", "", SHARE, FISHER,
+            title="r of keys along their own drift"),
+    Measure("drift_cos", "Cosine between the drift of queries and the drift of keys.", "", CORRELATION,
+            title="cosine of the drifts of queries and keys"),
+    Measure("bias_total", "Mean query times the keys' slope: what the mean score gains per token of key position, in "
+            "all directions.", PER_TOKEN, title="score gained per token"),
+    Measure("interaction_total", "Slope of queries times slope of keys: what the bias gains per token of query "
+            "position.", "score per token²", title="change of the positional bias per query token"),
+    Measure("bias_window", "bias_total times the window: the score gained from its first to its last key.", "score",
+            title="score gained over the window"),
+    Measure("bias_effect", "bias_window in standard deviations of the score of a query and a key once both lines are "
+            "taken out.", "standard deviations", title="positional bias (SD of scores)"),
+    Measure("reach", "Distance between two keys at which bias_total equals one standard deviation of what queries can "
+            "change in the difference of their scores.", "tokens", SIZE, title="reach of the positional bias"),
+)  # fmt: skip
+STABILITY = Measure(
+    "a_stability",
+    "Smallest cosine between a and the axis without one group of documents, without sign; small where a head has no "
+    "drift.",
+    "",
+    SHARE,
 )
 
 
@@ -121,50 +100,70 @@ def rotated(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 def _on_axes(sums: LayerSums) -> dict[str, Array]:
     q, k, pool, axes = sums.q, sums.k, sums.once(pool_of), sums.once(axes_of)
-    a, b = axes.a, axes.b
-    along_q, along_k = _dot(a, q.cov_xt), _dot(a, k.cov_xt)
-    trace = pool.w_q * _trace(q) + pool.w_k * _trace(k) + pool.w_q * pool.w_k * _dot(pool.offset, pool.offset)
-    variances = {"a": pooled_form(sums, a), "b": pooled_form(sums, b)}
-    share_a, share_b = (_share(variance, trace) for variance in variances.values())
-    within_b = form(q.cov_xx, b) + form(k.cov_xx, b)
-    offset_b, size = _dot(b, pool.offset), _dot(pool.offset, pool.offset)
-    beside = pool.offset - _dot(a, pool.offset)[:, None] * a
-    slopes = {"q": along_q / q.var_t, "k": along_k / k.var_t}
+    (a, b), offset, size = (axes.a, axes.b), pool.offset, dot(pool.offset, pool.offset)
+    along_q, along_k, by_k = dot(a, q.cov_xt), dot(a, k.cov_xt), dot(a, k.cov_xt) / k.var_t
+    trace_q, trace_k = (np.trace(of.cov_xx, axis1=1, axis2=2) for of in (q, k))
+    within_q, within_k = (np.stack([form(of.cov_xx, axis) for axis in (a, b)]) for of in (q, k))
+    offset_a, offset_b = dot(offset, a), dot(offset, b)
+    between = pool.w_q * pool.w_k
+    trace = pool.w_q * trace_q + pool.w_k * trace_k + between * size
+    variances = pool.w_q * within_q + pool.w_k * within_k + between * np.stack([offset_a, offset_b]) ** 2
+    (share_a, share_b), within_b = _share(variances, trace), within_q[1] + within_k[1]
+    beside = offset - offset_a[:, None] * a
+    bias = dot(a, q.mean_x) * by_k
     return {
-        "position_r": np.clip(_dot(a, pool.cov_xt) / np.sqrt(variances["a"] * pool.var_t), 0.0, 1.0),
+        "position_r": np.clip(dot(a, pool.cov_xt) / np.sqrt(variances[0] * pool.var_t), 0.0, 1.0),
         "r_q_a": _correlation(q, a, along_q),
         "r_k_a": _correlation(k, a, along_k),
-        "alpha_q": slopes["q"],
-        "alpha_k": slopes["k"],
-        "mu_q_a": _dot(a, q.mean_x),
-        "mu_k_a": _dot(a, k.mean_x),
-        "mu_q_b": _dot(b, q.mean_x),
-        "mu_k_b": _dot(b, k.mean_x),
-        "bias_strength": _dot(a, q.mean_x) * slopes["k"],
-        "alpha_k_window": slopes["k"] * sums.window,
-        "bias_strength_window": _dot(a, q.mean_x) * slopes["k"] * sums.window,
-        "separation_strength": _share(within_b + offset_b**2, _trace(q) + _trace(k) + size),
+        "alpha_q": along_q / q.var_t,
+        "alpha_k": by_k,
+        "mu_q_a": dot(a, q.mean_x),
+        "mu_k_a": dot(a, k.mean_x),
+        "mu_q_b": dot(b, q.mean_x),
+        "mu_k_b": dot(b, k.mean_x),
+        "bias_strength": bias,
+        "alpha_k_window": by_k * sums.window,
+        "bias_strength_window": bias * sums.window,
+        "separation_strength": _share(within_b + offset_b**2, trace_q + trace_k + size),
         "var_frac_a": share_a,
         "var_frac_b": share_b,
         "plane_var_fraction": np.clip(share_a + share_b, 0.0, 1.0),
         "content_var_b": within_b / 2,
         "residual_pos_r": _left_beside(sums, a),
-        "off_axis_q": np.where(drifts(q), 1.0 - _share(along_q**2, _dot(q.cov_xt, q.cov_xt)), np.nan),
-        "off_axis_k": np.where(drifts(k), 1.0 - _share(along_k**2, _dot(k.cov_xt, k.cov_xt)), np.nan),
-        "offset_on_a": _share(_dot(a, pool.offset) ** 2, size),
+        **{
+            f"off_axis_{kind}": np.where(
+                drifts(of.cov_xt, of.spread, of.var_t), 1.0 - _share(along**2, dot(of.cov_xt, of.cov_xt)), np.nan
+            )
+            for kind, of, along in (("q", q, along_q), ("k", k, along_k))
+        },
+        "offset_on_a": _share(offset_a**2, size),
         "b_offset_cos": np.clip(offset_b / np.linalg.norm(beside, axis=1), 0.0, 1.0),
     }
 
 
 def _without_axes(sums: LayerSums) -> dict[str, Array]:
+    """Columns that need no axis.
+
+    Those in standard deviations are relative to the variance of a score once both lines in position are taken out: for
+    independent queries and keys with residual covariances R, tr(R_q R_k), which is what queries decide among keys, and
+    what both means add.
+    """
     q, k, known = sums.q, sums.k, sums.once(pool_of).known
-    both, cosine = _dot(q.cov_xt, k.cov_xt), known & drifts(q) & drifts(k)
-    bias = np.where(known, _dot(q.mean_x, k.cov_xt) / k.var_t, np.nan)
-    by_query, by_both = residual_variances(sums)
+    own_q, own_k, both = dot(q.cov_xt, q.cov_xt), dot(k.cov_xt, k.cov_xt), dot(q.cov_xt, k.cov_xt)
+    drift = known & drifts(q.cov_xt, q.spread, q.var_t) & drifts(k.cov_xt, k.spread, k.var_t)
+    lengths = np.linalg.norm(q.cov_xt, axis=1) * np.linalg.norm(k.cov_xt, axis=1)
+    bias = np.where(known, dot(q.mean_x, k.cov_xt) / k.var_t, np.nan)
+    trace = np.einsum("hij,hij->h", q.cov_xx, k.cov_xx)
+    trace = trace - form(q.cov_xx, k.cov_xt) / k.var_t - form(k.cov_xx, q.cov_xt) / q.var_t
+    trace = trace + both**2 / (q.var_t * k.var_t)
+    fixed = form(k.cov_xx, q.mean_x) - dot(k.cov_xt, q.mean_x) ** 2 / k.var_t
+    shared = form(q.cov_xx, k.mean_x) - dot(q.cov_xt, k.mean_x) ** 2 / q.var_t
+    by_query = np.maximum(trace, 0.0)
+    by_both = by_query + np.maximum(fixed, 0.0) + np.maximum(shared, 0.0)
     return {
-        "r_q_own": np.where(known, _correlation(q, q.cov_xt, _dot(q.cov_xt, q.cov_xt)), np.nan),
-        "r_k_own": np.where(known, _correlation(k, k.cov_xt, _dot(k.cov_xt, k.cov_xt)), np.nan),
-        "drift_cos": np.where(cosine, np.clip(both / (_length(q.cov_xt) * _length(k.cov_xt)), -1.0, 1.0), np.nan),
+        "r_q_own": np.where(known, _correlation(q, q.cov_xt, own_q), np.nan),
+        "r_k_own": np.where(known, _correlation(k, k.cov_xt, own_k), np.nan),
+        "drift_cos": np.where(drift, np.clip(both / lengths, -1.0, 1.0), np.nan),
         "bias_total": bias,
         "interaction_total": np.where(known, both / (q.var_t * k.var_t), np.nan),
         "bias_window": bias * sums.window,
@@ -173,29 +172,16 @@ def _without_axes(sums: LayerSums) -> dict[str, Array]:
     }
 
 
-def residual_variances(sums: LayerSums) -> tuple[Array, Array]:
-    """Variance of a score once both lines in position are taken out: what queries decide among keys, and all of it.
-
-    For independent queries and keys with residual covariances R: tr(R_q R_k), and with what both means add.
-    """
-    q, k = sums.q, sums.k
-    trace = np.einsum("hij,hij->h", q.cov_xx, k.cov_xx)
-    trace = trace - form(q.cov_xx, k.cov_xt) / k.var_t - form(k.cov_xx, q.cov_xt) / q.var_t
-    trace = trace + _dot(q.cov_xt, k.cov_xt) ** 2 / (q.var_t * k.var_t)
-    fixed = form(k.cov_xx, q.mean_x) - _dot(k.cov_xt, q.mean_x) ** 2 / k.var_t
-    shared = form(q.cov_xx, k.mean_x) - _dot(q.cov_xt, k.mean_x) ** 2 / q.var_t
-    by_query = np.maximum(trace, 0.0)
-    return by_query, by_query + np.maximum(fixed, 0.0) + np.maximum(shared, 0.0)
-
-
 def _left_beside(sums: LayerSums, a: Array) -> Array:
     """How far position is left in any coordinate of the pool beside a, as the largest correlation."""
     q, k, pool = sums.q, sums.k, sums.once(pool_of)
     w_q, w_k, offset = pool.w_q[:, None], pool.w_k[:, None], pool.offset
-    diagonal = w_q * _diagonal(q) + w_k * _diagonal(k) + w_q * w_k * offset**2
-    along = w_q * times(q.cov_xx, a) + w_k * times(k.cov_xx, a) + w_q * w_k * offset * _dot(offset, a)[:, None]
-    variance = diagonal - 2 * a * along + a**2 * _dot(a, along)[:, None]
-    left = pool.cov_xt - _dot(a, pool.cov_xt)[:, None] * a
+    diagonal_q, diagonal_k = (np.diagonal(of.cov_xx, axis1=1, axis2=2) for of in (q, k))
+    along_q, along_k = ((of.cov_xx @ a[..., None])[..., 0] for of in (q, k))
+    diagonal = w_q * diagonal_q + w_k * diagonal_k + w_q * w_k * offset**2
+    along = w_q * along_q + w_k * along_k + w_q * w_k * offset * dot(offset, a)[:, None]
+    variance = diagonal - 2 * a * along + a**2 * dot(a, along)[:, None]
+    left = pool.cov_xt - dot(a, pool.cov_xt)[:, None] * a
     there = variance > NO_VARIANCE * (q.spread + k.spread)[:, None]
     correlations = np.where(there, np.abs(left) / np.sqrt(variance * pool.var_t[:, None]), 0.0)
     return np.where(np.isfinite(a).all(axis=1), np.clip(correlations.max(axis=1), 0.0, 1.0), np.nan)
@@ -233,20 +219,15 @@ def averaged(columns: Mapping[str, Any]) -> Mapping[str, Any]:
         "interaction_share": interaction,
         "r_a_gap": np.abs(columns["r_k_a"]) - np.abs(columns["r_q_a"]),
         "r_own_gap": columns["r_k_own"] - columns["r_q_own"],
-        "bias_positive": _positive(columns["bias_strength"]),
-        "bias_total_positive": _positive(columns["bias_total"]),
+        "bias_positive": (np.sign(columns["bias_strength"]) + 1.0) / 2.0,
+        "bias_total_positive": (np.sign(columns["bias_total"]) + 1.0) / 2.0,
     }
-
-
-def _positive(values: Any) -> Any:
-    """1 above 0, 0 below it, NaN where there is no value."""
-    return (np.sign(values) + 1.0) / 2.0
 
 
 def _correlation(of: Statistics, along: Array, covariance: Array) -> Array:
     """The correlation of a projection with position, given its covariance; NaN where the projection does not vary."""
     variance = form(of.cov_xx, along)
-    exists = variance > NO_VARIANCE * of.spread * _dot(along, along)
+    exists = variance > NO_VARIANCE * of.spread * dot(along, along)
     return np.where(exists, np.clip(covariance / np.sqrt(variance * of.var_t), -1.0, 1.0), np.nan)
 
 
@@ -254,23 +235,6 @@ def _share(part: Array, whole: Array) -> Array:
     return np.where(whole > 0, np.clip(part / whole, 0.0, 1.0), np.nan)
 
 
-def _dot(one: Array, other: Array) -> Array:
-    return np.asarray(np.einsum("hd,hd->h", one, other))
-
-
-def _length(vectors: Array) -> Array:
-    return np.asarray(np.linalg.norm(vectors, axis=1))
-
-
-def _trace(of: Statistics) -> Array:
-    return np.asarray(np.trace(of.cov_xx, axis1=1, axis2=2))
-
-
-def _diagonal(of: Statistics) -> Array:
-    return np.asarray(np.diagonal(of.cov_xx, axis1=1, axis2=2))
-
-
-BY_CATEGORY = ("bias_effect_abs", "interaction_share")
 AVERAGED = (
     Measure("r_q_a_abs", "Absolute value of r_q_a.", "", SHARE, title="correlation of queries along the drift axis"),
     Measure("r_k_a_abs", "Absolute value of r_k_a.", "", SHARE, title="correlation of keys along the drift axis"),
@@ -294,46 +258,14 @@ AVERAGED = (
     Measure("bias_total_positive", "1 if bias_total is above 0, 0 if below.", "", SHARE,
             title="heads whose bias favors later keys", kind="indicator"),
 )  # fmt: skip
-TITLES = {
-    "separation_strength": "separation of queries and keys",
-    "bias_effect": "positional bias (SD of scores)",
-    "bias_window": "score gained over the window",
-    "bias_strength_window": "score gained along the drift axis",
-    "var_frac_a": "variance along the drift axis",
-    "var_frac_b": "variance along the separation axis",
-    "r_q_a": "r of queries along the drift axis",
-    "r_k_a": "r of keys along the drift axis",
-    "r_q_own": "r of queries along their own drift",
-    "r_k_own": "r of keys along their own drift",
-    "position_r": "r of queries and keys along the drift axis",
-    "alpha_q": "slope of queries along the drift axis",
-    "alpha_k": "slope of keys along the drift axis",
-    "mu_q_a": "mean of queries along the drift axis",
-    "mu_k_a": "mean of keys along the drift axis",
-    "mu_q_b": "mean of queries along the separation axis",
-    "mu_k_b": "mean of keys along the separation axis",
-    "bias_strength": "score gained per token along the drift axis",
-    "alpha_k_window": "drift of keys over the window",
-    "plane_var_fraction": "variance in the drift plane",
-    "content_var_b": "variance within queries and keys along the separation axis",
-    "residual_pos_r": "largest r outside the drift axis (self-test)",
-    "off_axis_q": "drift of queries outside the drift axis",
-    "off_axis_k": "drift of keys outside the drift axis",
-    "offset_on_a": "offset of queries and keys along the drift axis",
-    "b_offset_cos": "cosine of the separation axis and the offset",
-    "drift_cos": "cosine of the drifts of queries and keys",
-    "bias_total": "score gained per token",
-    "interaction_total": "change of the positional bias per query token",
-    "reach": "reach of the positional bias",
-}
 TABLE = HeadTable(
     FILE,
-    titled(COLUMNS, TITLES),
+    COLUMNS,
     rotated,
     stackable=True,
-    judged=JUDGED,
+    judged=(STABILITY,),
     judge=judge,
     averaged=averaged,
     averaged_measures=AVERAGED,
-    by_category=BY_CATEGORY,
+    by_category=("bias_effect_abs", "interaction_share"),
 )

@@ -2,11 +2,7 @@
 
 from qkscope.lenses.base import Detail, Figure, Lens, View, error_name
 from qkscope.lenses.charts import Drawing, Shares
-from qkscope.lenses.score.map_choice import several_rows
-from qkscope.lenses.score.map_table import FILE as MAP_FILE
-from qkscope.lenses.score.map_table import TABLE as MAP
-from qkscope.lenses.score.map_table import TO_CELLS
-from qkscope.lenses.score.table import ADVANTAGE, POSITION, SHARES, TABLE
+from qkscope.lenses.score.table import ADVANTAGE, MAP, MAP_FILE, POSITION, SHARES, TABLE, TO_CELLS, several_rows
 
 LENS = Lens(
     name="score",
@@ -35,24 +31,18 @@ LENS = Lens(
             title="Mean Scores by Position",
             chart=Drawing("qkscope.report.drawings.score_map:draw_score_map", (POSITION, ADVANTAGE)),
             caption="Mean score of two heads by query position (up) and key position (across), from each row's mean, "
-            "in "
-            "standard deviations of scores.",
+            "in standard deviations of scores.",
             needs=(MAP_FILE,),
             worthwhile=several_rows,
         ),
     ),
     views=(
         View("bars", "What scores are made of", SHARES, "Means over heads.", figure="score_components"),
-        View(
-            "curve",
-            "By how many standard deviations late keys win",
-            (ADVANTAGE,),
-            "Means over heads; below 0 early keys win.",
-            figure="score_components",
-        ),
+        View("curve", "By how many standard deviations late keys win", (ADVANTAGE,),
+             "Means over heads; below 0 early keys win.", figure="score_components"),
         View("heatmap", "Share of every head's scores that is position", (POSITION,)),
         View("heatmap", "By how many standard deviations late keys win, in every head", (ADVANTAGE,)),
         View("scatter", "Position against which keys win", (POSITION, ADVANTAGE)),
     ),
     details=(Detail("map", MAP, ("start", "end"), (*TO_CELLS, *map(error_name, TO_CELLS))),),
-)
+)  # fmt: skip

@@ -7,38 +7,29 @@ some of them see are computed one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.lenses.score.arcs import Arcs
-from qkscope.lenses.score.visible_keys import Reach, middles
+from qkscope.lenses.rotated_moments import Array, Complex, Planes, interval_means
+from qkscope.lenses.score.lines import Arcs, Reach, middles
 from qkscope.lenses.stacks import for_readers
-
-Array = NDArray[np.float64]
 
 FINE, COARSE = 2048, 256  # positions at most: for the whole, and for how replicates differ from it
 FEWEST_TOGETHER = 32  # queries in a block
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PositionGrid:
     """Positions that represent a window: all of them, or some of each bucket."""
 
-    positions: tuple[int, ...]
+    positions: NDArray[np.intp]
     bucket: NDArray[np.intp]  # of each position
     away: Array  # from the middle of its bucket
     weight: Array  # how many positions it represents
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    @cached_property
-    def runs(self) -> list[tuple[int, int]]:
-        """Where the positions of each bucket start and stop."""
-        return list(pairwise([0, *np.cumsum(np.bincount(self.bucket)).tolist()]))
+    runs: tuple[tuple[int, int], ...]  # where the positions of each bucket start and stop
 
 
 @lru_cache(maxsize=32)
@@ -52,21 +43,32 @@ def grid_of(edges: tuple[int, ...], most: int) -> PositionGrid:
         ends = start + np.arange(count + 1) * length // count
         chosen.append(rng.integers(ends[:-1], ends[1:]))
         weights.append(np.diff(ends).astype(np.float64))
-    positions = np.concatenate(chosen)
-    bucket = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
-    away = positions - middles(edges)[bucket]
-    return PositionGrid(tuple(positions.tolist()), bucket.astype(np.intp), away, np.concatenate(weights))
+    positions, sizes = np.concatenate(chosen), [len(part) for part in chosen]
+    bucket, runs = np.repeat(np.arange(len(chosen)), sizes), pairwise([0, *np.cumsum(sizes).tolist()])
+    return PositionGrid(positions, bucket, positions - middles(edges)[bucket], np.concatenate(weights), tuple(runs))
 
 
 def curve(lines: Array, arcs: Arcs, heads: slice, grid: PositionGrid) -> Array:
     """(heads, positions, d): mean vectors at each position of the grid; `lines` is (heads, 2 buckets, d)."""
     mean, slope = np.split(lines[heads], 2, axis=1)
-    vectors = np.empty((len(mean), len(grid), mean.shape[2]))
-    for bucket, (start, stop) in enumerate(grid.runs):
-        np.multiply(slope[:, bucket, None], grid.away[start:stop, None], out=vectors[:, start:stop])
-        vectors[:, start:stop] += mean[:, bucket, None]
-    arcs.add_to(vectors, heads, grid.positions, grid.bucket)
+    before, unit = arcs.before[heads], _unit_arcs(arcs.planes, arcs.edges, grid)
+    vectors = np.empty((len(mean), len(grid.away), mean.shape[2]))
+    for bucket, (start, stop) in enumerate(grid.runs):  # what one bucket takes stays in a processor's cache
+        inside = vectors[:, start:stop]
+        np.multiply(slope[:, bucket, None], grid.away[start:stop, None], out=inside)
+        inside += mean[:, bucket, None]
+        inside += arcs.planes.times(before[:, bucket, None], unit[start:stop], keep=False)[..., arcs.planes.back]
     return vectors
+
+
+@lru_cache(maxsize=32)
+def _unit_arcs(planes: Planes, edges: tuple[int, ...], grid: PositionGrid) -> Complex:
+    """(positions, planes): e^{iθt} without its line over the bucket that t is in."""
+    by = interval_means(planes, tuple(pairwise(edges)))
+    slope = by.along / np.where(by.var_t > 0, by.var_t, np.inf)[:, None]
+    away = (grid.positions - by.mean_t[grid.bucket])[:, None]
+    unit: Complex = np.exp(1j * np.outer(grid.positions, planes.angles))
+    return unit - (by.first[grid.bucket] + away * slope[grid.bucket])
 
 
 @dataclass(frozen=True)
@@ -74,40 +76,12 @@ class Seen:
     """Which keys queries see on a grid, and how much each query and key counts."""
 
     grid: PositionGrid
-    reach: Reach
     of_query: Array  # (positions,): they sum to 1 in each bucket
     of_key: Array  # (positions,): how many keys
-
-    @cached_property
-    def first(self) -> NDArray[np.intp]:
-        """(positions,): where the first key is that each query sees."""
-        t = np.asarray(self.grid.positions, dtype=np.float64)
-        return np.asarray(np.searchsorted(t, self.reach.first(t, self.grid.positions[0])), dtype=np.intp)
-
-    @cached_property
-    def inverse(self) -> Array:
-        """(positions,): 1 / how many keys each query sees; 0 where it sees none."""
-        count = np.concatenate([[0.0], np.cumsum(self.of_key)])
-        n = count[1:] - count[self.first]
-        return np.asarray(np.divide(1.0, n, out=np.zeros_like(n), where=n > 0))
-
-    @cached_property
-    def levels(self) -> Array:
-        """(buckets, positions): how much each key counts for the queries of each bucket together."""
-        levels = np.zeros((len(self.grid.runs), len(self.grid) + 1))
-        by = self.of_query * self.inverse
-        for steps, (start, stop) in zip(levels, self.grid.runs, strict=True):
-            np.add.at(steps, self.first[start:stop], by[start:stop])
-            np.add.at(steps, np.arange(start, stop) + 1, -by[start:stop])
-            steps[:stop], steps[stop:] = np.cumsum(steps[:stop]), 0.0
-        return levels[:, :-1]
-
-    @cached_property
-    def even(self) -> Array:
-        """(buckets, key buckets): the same where all keys of a bucket count alike; NaN where they do not."""
-        parts = [self.levels[:, start:stop] for start, stop in self.grid.runs]
-        low, high = (np.stack([of(part, axis=1) for part in parts], axis=1) for of in (np.min, np.max))
-        return np.where(low == high, low, np.nan)
+    first: NDArray[np.intp]  # (positions,): where the first key is that each query sees
+    inverse: Array  # (positions,): 1 / how many keys each query sees; 0 where it sees none
+    levels: Array  # (buckets, positions): how much each key counts for the queries of each bucket together
+    even: Array  # (buckets, key buckets): the same where all keys of a bucket count alike; NaN where they do not
 
     def mean(self, k: Array) -> Array:
         """(heads, positions, d): the mean of the keys that each query sees."""
@@ -122,7 +96,20 @@ def seen_on_grid(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...], 
     """What queries see on a grid of about `most` positions; buckets that are not `known` have no keys."""
     grid = grid_of(edges, most)
     counts = np.bincount(grid.bucket, grid.weight, minlength=len(known))
-    return Seen(grid, reach, grid.weight / counts[grid.bucket], np.array(known)[grid.bucket] * grid.weight)
+    of_query, of_key = grid.weight / counts[grid.bucket], np.array(known)[grid.bucket] * grid.weight
+    t = grid.positions.astype(np.float64)
+    first = np.searchsorted(t, reach.first(t, int(grid.positions[0]))).astype(np.intp)
+    summed = np.concatenate([[0.0], np.cumsum(of_key)])
+    n = summed[1:] - summed[first]
+    inverse = np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
+    levels, by = np.zeros((len(grid.runs), len(t) + 1)), of_query * inverse
+    for steps, (start, stop) in zip(levels, grid.runs, strict=True):
+        np.add.at(steps, first[start:stop], by[start:stop])
+        np.add.at(steps, np.arange(start, stop) + 1, -by[start:stop])
+        steps[:stop], steps[stop:] = np.cumsum(steps[:stop]), 0.0
+    parts = [levels[:, start:stop] for start, stop in grid.runs]
+    low, high = (np.stack([of(part, axis=1) for part in parts], axis=1) for of in (np.min, np.max))
+    return Seen(grid, of_query, of_key, first, inverse, levels[:, :-1], np.where(low == high, low, np.nan))
 
 
 def seen_variance(q: Array, k: Array, which: NDArray[np.intp], seen: Seen) -> Array:

@@ -12,18 +12,16 @@ Position and P are computed from the curves themselves. In the preference, arcs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qkscope.lenses.score.curves import FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
-from qkscope.lenses.score.lines import KeyCells, lines_of, residuals
-from qkscope.lenses.score.visible_keys import Reach, SeenKeys, seen_keys
+from qkscope.lenses.pca import one_blas_thread
+from qkscope.lenses.rotated_moments import Array
+from qkscope.lenses.score.curves import COARSE, FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
+from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys
 from qkscope.lenses.stacks import in_blocks
 from qkscope.lenses.sums import LayerSums
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,126 +40,85 @@ class Split:
         return self.position + self.query_position + self.preference + self.query
 
 
-@dataclass(frozen=True)
-class SplitAxes:
-    """What depends on positions and counts alone, the same for a layer and its replicates."""
+def score_split(sums: LayerSums, whole_window: bool = False) -> Split:
+    """The split with a line and an arc in every bucket, or over the whole window, which does not depend on buckets.
 
-    edges: tuple[int, ...]
-    reach: Reach
-    seen: SeenKeys
-    known_q: NDArray[np.bool_]  # (buckets,): which have tokens
-    known_k: NDArray[np.bool_]
-    weights: Array  # (heads, buckets): share of the queries
-    which: NDArray[np.intp]  # (heads,): the distinct key head of each
-
-    @property
-    def weight(self) -> Array:
-        """(buckets,): share of the queries, of heads that have the same tokens."""
-        return np.asarray(self.weights[0])
-
-    @property
-    def residual(self) -> Array:
-        """(3, buckets): how much of the keys' residual covariance a bucket's queries see, times its weight."""
-        return np.asarray(self.seen.residual.sum(axis=2) * self.weight)
-
-    @property
-    def among_keys(self) -> Array:
-        """(2 buckets, 2 buckets): the form that is the covariance of the keys' lines, over all queries."""
-        return np.tensordot(self.weight, self.seen.among_keys, axes=1)
-
-    @property
-    def of_keys(self) -> Array:
-        """(buckets,): how much of each key bucket's residual covariance all queries see."""
-        return np.asarray(self.weight @ self.seen.residual[0])
-
-    def on_grid(self, most: int) -> Seen:
-        """What queries see on a grid of positions."""
-        return seen_on_grid(self.edges, self.reach, tuple(self.known_k.tolist()), most)
+    A replicate without covariances of its own has the whole's about its own means. Its parts with a grid of positions
+    then differ from the whole's as they do on a coarse one.
+    """
+    with one_blas_thread(), np.errstate(invalid="ignore"):
+        means = means_of(cells_of(sums, whole_window))
+        if sums.whole is None:
+            return exact_split(means.cells, means)
+        whole = means_of(cells_of(sums.whole, whole_window))
+        exact, before, after = (
+            exact_split(whole.cells, of, most) for of, most in ((whole, FINE), (whole, COARSE), (means, COARSE))
+        )
+        position = exact.position + after.position - before.position
+        query_position = exact.query_position + after.query_position - before.query_position
+        return replace(after, position=position, query_position=query_position)
 
 
 @dataclass(frozen=True)
 class MeanVectors:
-    """Mean queries and keys of a layer or a replicate: lines, and the cells that their arcs are in."""
+    """Mean queries and keys of a layer: lines in cells."""
 
-    cells: KeyCells
-    axes: SplitAxes
+    cells: Cells
+    weights: Array  # (heads, buckets): share of the queries
+    known_k: tuple[bool, ...]  # which buckets have keys
+    seen: SeenKeys
     q: Array  # (heads, 2 buckets, d): means and slopes of the queries
     k: Array  # (key heads, 2 buckets, d): of the keys, about their centre
-    centre: Array  # (key heads, 1, d)
 
-    def arcs(self) -> tuple[Array, Array] | None:
-        """Covariances of the arcs of queries and keys in each bucket: (heads or key heads, buckets, d, d)."""
-        arcs = self.cells.arcs
-        return None if arcs is None else (arcs[0].covariance, arcs[1].covariance)
+    def on_grid(self, most: int) -> Seen:
+        """What queries see on a grid of positions."""
+        return seen_on_grid(self.cells.edges, self.cells.reach, self.known_k, most)
 
 
-def means_of(sums: LayerSums, cells: KeyCells, whole: MeanVectors | None = None) -> MeanVectors:
-    """The means of these cells; a replicate's keys are about the centre of the whole's."""
-    axes = _axes(sums, cells) if whole is None else whole.axes
-    q = lines_of(cells.q, cells.edges, axes.known_q)
-    k = lines_of(cells.k, cells.edges, axes.known_k)
-    buckets, there = len(axes.known_k), axes.known_k[:, None]
-    centre = k[:, :buckets][:, axes.known_k].mean(axis=1, keepdims=True) if whole is None else whole.centre
-    # The variance of keys stays as it is, and rounding errors shrink.
-    about = np.concatenate([np.where(there, k[:, :buckets] - centre, 0.0), k[:, buckets:]], axis=1)
-    return MeanVectors(cells, axes, q, about, centre)
-
-
-def _axes(sums: LayerSums, cells: KeyCells) -> SplitAxes:
-    """All heads of a layer have tokens in the same buckets, so one speaks for all."""
+def means_of(cells: Cells) -> MeanVectors:
+    """The means of these cells; all heads of a layer have tokens in the same buckets, so one speaks for all."""
     known_q, known_k = cells.q.n[0] > 0, cells.k.n[0] > 0
-    reach = Reach.of(sums.facts)
-    seen = seen_keys(cells.edges, reach, tuple(known_k.tolist()))
+    q, k = lines_of(cells.q, cells.edges, known_q), lines_of(cells.k, cells.edges, known_k)
+    buckets, known = len(known_k), tuple(known_k.tolist())
+    # About their centre, the variance of keys stays as it is, and rounding errors shrink.
+    centre = k[:, :buckets][:, known_k].mean(axis=1, keepdims=True)
+    k[:, :buckets] = np.where(known_k[:, None], k[:, :buckets] - centre, 0.0)
     weights = cells.q.n / cells.q.n.sum(axis=1, keepdims=True)
-    return SplitAxes(cells.edges, reach, seen, known_q, known_k, weights, sums.distinct_keys[1])
+    return MeanVectors(cells, weights, known, seen_keys(cells.edges, cells.reach, known), q, k)
 
 
-def exact_split(cells: KeyCells, means: MeanVectors, most: int = FINE) -> Split:
+def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     """The split of these means with the residual covariances of these cells."""
-    axes, arcs, weights = means.axes, means.cells.arcs, means.axes.weights
-    keys, left = seen_residuals(cells, axes), residuals(cells.q, cells.arcs and cells.arcs[0])
+    arcs, weights, (buckets, d) = cells.arcs or (None, None), means.weights, cells.q.mean_x.shape[1:]
+    left, left_k = residuals(cells.q, arcs[0]), residuals(cells.k, arcs[1])
+    # (3, key heads, buckets, d, d): the keys' residual covariance that a bucket's queries see, by (t - middle)^0, 1, 2
+    keys = means.seen.residual.reshape(3 * buckets, buckets) @ left_k.reshape(-1, buckets, d * d)
+    keys = keys.reshape(-1, 3, buckets, d, d).swapaxes(0, 1)
     spread = _spread_of_means(means, most)
     preference, query_position, query = (np.empty(weights.shape) for _ in range(3))  # (heads, buckets)
     for heads in in_blocks(len(left), left[0].nbytes):
-        which = axes.which[heads]
+        which = cells.which[heads]
         seen = keys[:, which]
-        preference[heads] = (lines_with(means.q[heads], seen) * np.stack(np.split(means.q[heads], 2, 1))).sum(
-            axis=(0, 3)
-        )
-        if arcs is not None:
-            preference[heads] += traces(arcs[0].covariance[heads], seen[0])
+        mean, slope = (of[:, :, None] for of in np.split(means.q[heads], 2, axis=1))  # (heads, buckets, 1, d)
+        along = [(mean @ seen[0] + slope @ seen[1]) * mean, (mean @ seen[1] + slope @ seen[2]) * slope]
+        preference[heads] = np.stack(along)[..., 0, :].sum(axis=(0, 3))
+        if means.cells.arcs is not None:
+            preference[heads] += traces(means.cells.arcs[0].covariance[heads], seen[0])
         query_position[heads] = traces(left[heads], spread[which])
         query[heads] = traces(left[heads], seen[0])
     position, late = of_means(means, most)
-    of_heads = [(weights * part).sum(axis=1) for part in (query_position, preference, query)]
-    return Split(position, of_heads[0], of_heads[1], of_heads[2], late)
-
-
-def seen_residuals(cells: KeyCells, axes: SplitAxes) -> Array:
-    """(3, key heads, buckets, d, d): the residual covariance of the keys that a bucket's queries see."""
-    left = residuals(cells.k, cells.arcs and cells.arcs[1])
-    keys, buckets, d, _ = left.shape
-    seen = axes.seen.residual.reshape(3 * buckets, buckets) @ left.reshape(keys, buckets, d * d)
-    return np.asarray(seen.reshape(keys, 3, buckets, d, d).transpose(1, 0, 2, 3, 4))
-
-
-def lines_with(q: Array, seen: Array) -> Array:
-    """(2, heads, buckets, d): lines of queries (heads, 2 buckets, d) times `seen_residuals` of their keys.
-
-    Their product with means and slopes is the preference; they are half its derivative by these.
-    """
-    mean, slope = (each[:, :, None] for each in np.split(q, 2, axis=1))  # (heads, buckets, 1, d)
-    return np.stack([mean @ seen[0] + slope @ seen[1], mean @ seen[1] + slope @ seen[2]])[..., 0, :]
+    query_position, preference, query = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
+    return Split(position, query_position, preference, query, late)
 
 
 def _spread_of_means(means: MeanVectors, most: int) -> Array:
     """(key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over each bucket."""
-    arcs, axes = means.cells.arcs, means.axes
+    arcs = means.cells.arcs
     if arcs is None:
-        k = means.k[:, None]
-        return np.asarray(k.swapaxes(2, 3) @ (axes.seen.among_keys @ k))
-    seen = axes.on_grid(most)
-    blocks = in_blocks(len(means.k), 8 * len(seen.grid) * means.k.shape[2])
+        k, half = means.k[:, None], means.k.shape[1]
+        return np.asarray(k.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ k))
+    seen = means.on_grid(most)
+    blocks = in_blocks(len(means.k), 8 * len(seen.of_key) * means.k.shape[2])
     return np.concatenate([seen_covariance(curve(means.k, arcs[1], keys, seen.grid), seen) for keys in blocks])
 
 
@@ -170,30 +127,23 @@ def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
 
     Without arcs the variance is exact; with them it is that of at most so many positions. The rise is of the lines.
     """
-    axes, q, k = means.axes, means.q, means.k
-    heads, buckets = axes.weights.shape
-    dots = q @ k[axes.which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
+    which, weights, arcs = means.cells.which, means.weights, means.cells.arcs
+    heads, buckets = weights.shape
+    dots = means.q @ means.k[which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
     four = np.concatenate([dots[:, :buckets], dots[:, buckets:]], axis=2)  # (heads, buckets, 4 buckets)
-    late = (axes.weights * (four * axes.seen.late).sum(axis=2)).sum(axis=1)
-    share = axes.weights @ axes.seen.late_share
+    late = (weights * (four * means.seen.late).sum(axis=2)).sum(axis=1)
+    share = weights @ means.seen.late_share
     rise = np.divide(late, share, out=np.full(heads, np.nan), where=share > 0)
-    if means.cells.arcs is not None:
-        return _curved(means, axes.on_grid(most)), rise
-    by_bucket = four.swapaxes(0, 1)
-    variance = ((by_bucket @ axes.seen.variance) * by_bucket).sum(axis=2).T
-    return (axes.weights * variance).sum(axis=1), rise
-
-
-def _curved(means: MeanVectors, seen: Seen) -> Array:
-    """(heads,): the variance of the mean score over seen keys, of lines with arcs."""
-    assert means.cells.arcs is not None
-    (of_q, of_k), variances = means.cells.arcs, np.empty(means.axes.weights.shape)
-    k = curve(means.k, of_k, slice(None), seen.grid)
-    for heads in in_blocks(len(variances), 2 * k[0].nbytes, len(variances) // len(k)):
-        q = curve(means.q, of_q, heads, seen.grid)
-        keys, which = np.unique(means.axes.which[heads], return_inverse=True)
-        variances[heads] = seen_variance(q, k[keys], which.astype(np.intp), seen)
-    return np.asarray((means.axes.weights * variances).sum(axis=1))
+    if arcs is None:
+        by_bucket = four.swapaxes(0, 1)
+        variances = ((by_bucket @ means.seen.variance) * by_bucket).sum(axis=2).T
+    else:
+        seen, variances = means.on_grid(most), np.empty(weights.shape)
+        k = curve(means.k, arcs[1], slice(None), seen.grid)
+        for block in in_blocks(heads, 2 * k[0].nbytes, heads // len(k)):
+            keys, read = np.unique(which[block], return_inverse=True)
+            variances[block] = seen_variance(curve(means.q, arcs[0], block, seen.grid), k[keys], read, seen)
+    return (weights * variances).sum(axis=1), rise
 
 
 def traces(one: Array, other: Array) -> Array:

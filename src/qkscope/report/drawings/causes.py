@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.draw.palette import CAUSE_COLOURS
-from qkscope.lenses.rope.split_table import EVERY, R_K, R_Q
+from qkscope.lenses.rope.split import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
     JOINT_WORDS,
     WORDS,

@@ -21,8 +21,7 @@ from matplotlib.patches import Ellipse
 from qkscope.draw import style
 from qkscope.errors import InputError
 from qkscope.lenses.profile import profile
-from qkscope.lenses.rotation.chosen import chosen_heads
-from qkscope.lenses.rotation.planes import FILE, planes
+from qkscope.lenses.rotation.planes import FILE, chosen_heads, planes
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import Results
 from qkscope.moments.moments import Moments

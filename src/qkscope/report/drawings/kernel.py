@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qkscope.draw import style
-from qkscope.lenses.rope.chosen import HeadKernel, chosen_heads
+from qkscope.lenses.rope.kernel import HeadKernel, chosen_heads
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 

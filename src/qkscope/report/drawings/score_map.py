@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from qkscope.draw import style
 from qkscope.lenses.base import error_name
 from qkscope.lenses.draws import FREEDOM
-from qkscope.lenses.score.map_choice import ScoreMap, maps_of
-from qkscope.lenses.score.table import ADVANTAGE
+from qkscope.lenses.score.table import ADVANTAGE, ScoreMap, maps_of
 from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
 from qkscope.stats.significance import is_significant
