@@ -27,7 +27,7 @@ from qkscope.ablate.work import AblationSettings
 from qkscope.draw import style
 from qkscope.lenses.ablation import COURSE_FILE, EDITS, FILE, GROUPS_FILE, NAME, STRENGTHS
 from qkscope.lenses.views import Results, WindowView, build_tables
-from qkscope.report.drawings.loss import draw_loss
+from qkscope.report.drawings.causes import draw_loss
 from qkscope.results.read import load_results
 from qkscope.run.execute import run_study
 from qkscope.run.progress import progress

@@ -3,10 +3,10 @@
 import functools
 
 from qkscope.lenses.registry import registered
-from qkscope.report.cards import figure_card
-from qkscope.report.catalogue import catalogue
-from qkscope.report.charts import draw_chart
+from qkscope.lenses.views import build_tables
+from qkscope.report.cards import catalogue, draw_chart, figure_card
 from qkscope.report.published import PUBLISHED
+from qkscope.results.read import load_results
 from qkscope.stats.means import HeadPanel
 from qkscope.words.blocks import to_markdown
 
@@ -28,6 +28,14 @@ def drawing(tables, name):
 def published_drawing(tables, name):
     """One of the published figures."""
     return draw_chart(PUBLISHED_FIGURES[name], tables)
+
+
+def write_card_and_figure(folder, name):
+    """Write one figure of a results folder with its card; returns where they are."""
+    from qkscope.report.figures import write_figure
+
+    figure = next(figure for figure in catalogue() if figure.name == name)
+    return write_figure(figure, build_tables(load_results(folder)), folder)[0].parent
 
 
 def card_text(tables, name):

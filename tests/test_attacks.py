@@ -26,12 +26,13 @@ from qkscope.errors import InputError, MomentsFileError, StorageError
 from qkscope.files import replacing, write_text
 from qkscope.foreign import Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
-from qkscope.report.write import write_card_and_figure, write_report
+from qkscope.report.write import write_report
 from qkscope.results import folder as layout
 from qkscope.results.lock import is_locked, lock_folder, try_lock
 from qkscope.results.remove import remove_shards, remove_unfinished
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.options import VectorSample
+from reports import write_card_and_figure
 from test_moments_file import example
 
 TERABYTE = 2**40

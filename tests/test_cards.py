@@ -9,8 +9,7 @@ import pytest
 
 from lens_worlds import tables_of
 from qkscope.lenses.views import build_tables
-from qkscope.report.cards import MOST_WORDS, figure_card
-from qkscope.report.catalogue import drawable
+from qkscope.report.cards import MOST_WORDS, drawable, figure_card
 from qkscope.results.read import load_results
 from qkscope.words.blocks import to_markdown
 from reports import FIGURES, Cards, card_text

@@ -29,7 +29,7 @@ from qkscope.lenses.rows import checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
-from qkscope.report.catalogue import catalogue
+from qkscope.report.cards import catalogue
 from qkscope.report.claims import claims_page
 from qkscope.results.read import Entries, Entry, load_results
 from qkscope.results.schema import LAYER_MEANS, REPLICATES

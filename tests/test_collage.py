@@ -6,9 +6,9 @@ import pytest
 
 from conftest import TOKEN_TEXTS
 from qkscope.cli.main import main
-from qkscope.collage import Axes, CheckpointVectors, parse_heads
 from qkscope.errors import InputError
 from qkscope.lenses.sample import distances
+from qkscope.report.drawings.collage import CheckpointVectors, parse_heads
 from qkscope.validation.layout import stored_sample
 from qkscope.validation.sampling import VectorSample
 
@@ -23,7 +23,7 @@ def test_a_log_uniform_sample_is_kept_drawn_and_not_taken_for_an_even_one(kept_t
     assert stored_sample(out / "vectors/one") == VectorSample(
         pytest.approx((7 + 4 + 4 + 0.125) / 32), tokens=True, per_doubling=4
     )
-    points = CheckpointVectors(out, "one").points(0, 1, Axes()).table
+    points = CheckpointVectors(out, "one").points(0, 1, (0, 1)).table
     positions = points.loc[points["kind"] == "q", "position"].value_counts()
     assert all(positions[t] == 6 for t in range(7))  # of six documents
     assert positions.sum() < 6 * 32
@@ -66,7 +66,7 @@ def test_points_are_projections_on_the_axes_of_all_tokens(kept_tokens):
     import pyarrow.parquet as pq
 
     of = CheckpointVectors(kept_tokens, "one")
-    points = of.points(0, 1, Axes((0, 1))).table
+    points = of.points(0, 1, (0, 1)).table
     key = of.moments.layers[0].kv_head(1)
     vectors = {}
     for kind, head in (("q", 1), ("k", key)):
@@ -81,14 +81,14 @@ def test_points_are_projections_on_the_axes_of_all_tokens(kept_tokens):
 
 
 def test_the_plane_has_drift_along_its_first_axis_and_offset_along_its_second(kept_tokens):
-    points = CheckpointVectors(kept_tokens, "one").points(0, 0, Axes(None)).table
+    points = CheckpointVectors(kept_tokens, "one").points(0, 0, None).table
     assert np.corrcoef(points["x"], points["position"])[0, 1] > 0
     means = points.groupby("kind")["y"].mean()
     assert means["q"] > means["k"]
 
 
 def test_tokens_have_the_text_of_the_document(kept_tokens):
-    table = CheckpointVectors(kept_tokens, "one").points(0, 0, Axes((0, 1))).table
+    table = CheckpointVectors(kept_tokens, "one").points(0, 0, (0, 1)).table
     mine = table[(table["kind"] == "q") & (table["document"] == 3)].sort_values("position")
     assert len(mine) == 32
     assert "".join(mine["token"]) == TOKEN_TEXTS[3][:32]  # a token is a byte

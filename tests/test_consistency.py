@@ -8,13 +8,11 @@ import re
 import pandas as pd
 import pytest
 
-from qkscope.page.assemble import modules
-from qkscope.page.write import page_html
-from qkscope.report.cards import figure_card
-from qkscope.report.catalogue import drawable
+from qkscope.page.write import modules, page_html
+from qkscope.report.cards import drawable, figure_card
 from qkscope.report.claims import claims_page
 from qkscope.report.summary import summarize
-from qkscope.report.tables import write_long_tables
+from qkscope.report.write import write_long_tables
 from qkscope.words.blocks import to_markdown
 from study_types import TYPES, write_type
 

@@ -14,10 +14,11 @@ import qkscope
 import qkscope.lenses
 from families import tiny, tokens
 from qkscope.lenses.registry import with_lens
-from qkscope.page.pack import unsqueeze
-from qkscope.report.write import write_card_and_figure, write_report
+from qkscope.report.write import write_report
 from qkscope.run.events import Events
 from qkscope.tables.from_moments import analyze_files
+from reports import write_card_and_figure
+from unpacking import unsqueeze
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 FILE = re.compile(r"```python\n# (\S+)\n(.*?)```", re.DOTALL)

@@ -24,11 +24,12 @@ import qkscope
 import shared
 from qkscope.cli.main import main
 from qkscope.errors import InputError, StorageError, TableError
-from qkscope.report.write import write_card_and_figure, write_report
+from qkscope.report.write import write_report
 from qkscope.results.archive import unpacked
 from qkscope.results.read import load_results
 from qkscope.share.export import export_results, files_in
 from qkscope.share.push import push_results
+from reports import write_card_and_figure
 
 TERABYTE = 2**40
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 from matplotlib.font_manager import fontManager, get_font
 
-from qkscope.draw import fonts
+from qkscope.draw import style
 from qkscope.draw.style import RC, plain
 from qkscope.errors import QkscopeWarning
 
@@ -13,7 +13,7 @@ from qkscope.errors import QkscopeWarning
 @pytest.fixture
 def only_own(monkeypatch):
     """A machine with no fonts but matplotlib's."""
-    monkeypatch.setattr(fonts, "families", lambda: (fonts.OWN,))
+    monkeypatch.setattr(style, "families", lambda: (style.OWN_FONT,))
 
 
 def test_a_character_that_no_font_has_is_written_as_its_number_and_named(only_own):
@@ -31,7 +31,7 @@ def test_what_the_own_font_has_is_left_alone(only_own):
 
 def test_every_family_that_is_used_is_installed_and_the_own_one_comes_first():
     there = {entry.name for entry in fontManager.ttflist}
-    assert RC["font.family"][0] == fonts.OWN
+    assert RC["font.family"][0] == style.OWN_FONT
     assert set(RC["font.family"]) <= there
 
 
@@ -40,12 +40,13 @@ def test_a_font_of_the_machine_stands_in(monkeypatch):
     path = next(entry.fname for entry in fontManager.ttflist if entry.name == "STIXGeneral")
     others = set(get_font(path).get_charmap()) - own_characters()
     extra = next(chr(c) for c in sorted(others) if chr(c).isprintable())
-    monkeypatch.setattr(fonts, "families", lambda: (fonts.OWN, "STIXGeneral"))
+    monkeypatch.setattr(style, "families", lambda: (style.OWN_FONT, "STIXGeneral"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert plain(f"a {extra}") == f"a {extra}"
 
 
 def own_characters():
-    path = next(e.fname for e in fontManager.ttflist if e.name == fonts.OWN and e.weight == 400 and e.style == "normal")
+    fonts = [e for e in fontManager.ttflist if e.name == style.OWN_FONT]
+    path = next(e.fname for e in fonts if e.weight == 400 and e.style == "normal")
     return set(get_font(path).get_charmap())

@@ -29,7 +29,7 @@ from qkscope.lenses.position import qk_table
 from qkscope.lenses.registry import head_tables
 from qkscope.lenses.views import build_tables, write_tables
 from qkscope.moments.moments import Moments
-from qkscope.report.tables import write_long_tables
+from qkscope.report.write import write_long_tables
 from qkscope.results.read import load_results
 from qkscope.study.load import load_study, parse_study
 from qkscope.study.schema import Documents, Study

@@ -15,7 +15,7 @@ from qkscope.lenses.rotation.table import COLUMNS, TABLE, averaged, rotated
 from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.report.drawings.drift_plane import draw_plane
+from qkscope.report.drawings.heads import draw_plane
 from qkscope.stats.jackknife import jackknife_error
 
 WIDTH, LENGTH = 6, 32

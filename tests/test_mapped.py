@@ -220,7 +220,9 @@ def test_each_entry_is_compared_with_itself_at_other_windows_once_per_table(monk
     monkeypatch.setattr(WindowView, "window_panel", count)
     monkeypatch.setattr(processes, "MAX_PROCESSES", 1)  # all in this process, which counts
     monkeypatch.setattr("qkscope.report.figures.draw_chart", lambda figure, tables: None)
-    monkeypatch.setattr("qkscope.draw.style.save", lambda drawing, place: place.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(
+        "qkscope.draw.style.save_as", lambda drawing, png, svg: png.parent.mkdir(parents=True, exist_ok=True)
+    )
     write_report(grown(4), out=tmp_path)
     assert Counter(made_of) == dict.fromkeys(load_results(grown(4)).study.names, 2)
 

@@ -26,7 +26,7 @@ def entries(numbers, axis="step", scale="linear", **more):
 
 def drawn(study):
     """Where each entry is drawn, as a share of the axis."""
-    figure = Figure(figsize=(8, 3))
+    figure = Figure(figsize=(8, 3), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot(range(len(study.checkpoints)), range(len(study.checkpoints)))

@@ -23,15 +23,15 @@ from qkscope.cli.serve import ADDRESS, report_server
 from qkscope.errors import InputError, TableError
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.views import build_tables
-from qkscope.page import assemble as assembling
+from qkscope.page import write as assembling
 from qkscope.page.arrays import ABSENT, EXACT_ROWS, add_tables
-from qkscope.page.assemble import modules, safe_json, script, shipped_style, static
-from qkscope.page.pack import Pack, unpack, unsqueeze
-from qkscope.page.write import page_html
+from qkscope.page.pack import Pack
+from qkscope.page.write import modules, page_html, safe_json, script, static, style
 from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
 from summary_tables import category_counts
+from unpacking import unpack, unsqueeze
 from written import table_of
 
 ABOUT = re.compile(r'<script type="application/json" id="about">(.*?)</script>', re.DOTALL)
@@ -95,7 +95,7 @@ def test_heads_that_a_checkpoint_lacks_are_absent_and_undefined_is_not_zero(tmp_
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
     results = load_results(tmp_path)
     pack = Pack()
-    data = add_tables(pack, results)
+    _, data = add_tables(pack, results)
     assert (data["layers"], data["heads"]) == ([0, 0, 2], [0, 1, 5])
     category = unpack(pack.text(), pack.index, "own.category")
     names = [[CATEGORIES[c] if c != ABSENT else None for c in line] for line in category.reshape(4, 3)]
@@ -122,9 +122,9 @@ def test_components_are_checked_as_component_0_is(tmp_path):
 def test_a_large_study_gives_up_digits_and_says_so(tmp_path, monkeypatch):
     results, _ = invented(tmp_path, 3)
     monkeypatch.setattr("qkscope.page.arrays.EXACT_ROWS", 17)
-    assert add_tables(Pack(), results)["precision"] == "float32"
+    assert add_tables(Pack(), results)[1]["precision"] == "float32"
     monkeypatch.setattr("qkscope.page.arrays.EXACT_ROWS", 18)
-    assert add_tables(Pack(), results)["precision"] == "float64"
+    assert add_tables(Pack(), results)[1]["precision"] == "float64"
     assert EXACT_ROWS >= 10 * 64 * 10 * 2 + 10 * 64 * 8  # the demo: both windows, ten components, prefix windows
 
 
@@ -163,7 +163,7 @@ def test_the_first_screen_says_what_was_measured(published_page):
     about, _ = embedded((published_page / "report.html").read_text(encoding="utf-8"))
     facts = dict(about["facts"])
     assert facts["Checkpoints"] == "10 in 5 phases"
-    assert facts["Heads"] == "300 query heads: 227 in rotary layers; 73 in NoPE layers"
+    assert facts["Heads"] == "300 query heads: 227 in rotary layers; 73 in NoPE layers, sampled with seed 0"
     assert facts["Tokens"] == "2,048,000 to 32,768,000 per checkpoint, 110,592,000 in all"
     assert facts["Window"] == "4,096 to 65,536 tokens; common window 4,096"
     assert "longbench" in facts["Corpus"]
@@ -246,7 +246,8 @@ def test_comments_stay_in_the_package_and_texts_with_slashes_do_not(monkeypatch)
         files["main.js"] = text
         with pytest.raises(ValueError, match="goes on in the next line"):
             script()
-    assert shipped_style("/* a\n b */\n  p { color: red; }\n\n") == "p { color: red; }"
+    files["page.css"] = "/* a\n b */\n  p { color: red; }\n\n"
+    assert style() == "p { color: red; }"
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from qkscope.lenses.base import Detail, HeadTable, Lens, Measure
 from qkscope.lenses.registry import with_lens
 from qkscope.page.arrays import Grid
 from qkscope.page.detail import add_details, kept_checkpoints
-from qkscope.page.pack import Pack, error_precision, precision, unpack
+from qkscope.page.pack import Pack, error_precision, precision
 from qkscope.report.write import write_report
+from unpacking import unpack
 from written import put
 
 GRID = Grid(("a", "b"), (0,), ((0, 0), (0, 1), (1, 0)))

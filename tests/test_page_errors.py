@@ -10,13 +10,14 @@ import pytest
 import shared
 from known_errors import FAR, HEADS, write_known
 from qkscope.lenses.views import build_tables
-from qkscope.page.arrays import add_tables, page_grid
+from qkscope.page.arrays import add_tables
 from qkscope.page.errors import add_errors
-from qkscope.page.pack import Pack, unpack
+from qkscope.page.pack import Pack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats.means import Part
 from test_page_browser import drawn, middle, over_cell, swept, unfold
+from unpacking import unpack
 from written import put, table_of
 
 
@@ -37,8 +38,8 @@ def write_reported(folder, **options):
 
 def packed(results):
     pack = Pack()
-    data = add_tables(pack, results)
-    add_errors(pack, page_grid(results.study, data), build_tables(results))
+    grid, _ = add_tables(pack, results)
+    add_errors(pack, grid, build_tables(results))
     return pack
 
 

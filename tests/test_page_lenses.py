@@ -19,11 +19,12 @@ from qkscope.lenses.registry import with_lens
 from qkscope.lenses.views import build_tables
 from qkscope.page.arrays import Grid
 from qkscope.page.lens_data import add_lenses
-from qkscope.page.pack import Pack, unpack, unsqueeze
+from qkscope.page.pack import Pack
 from qkscope.page.write import PageCard, page_html
 from qkscope.results.read import load_results
 from qkscope.words.blocks import heading, paragraph
 from test_page_browser import downloaded, drawn, middle, over_cell, set_slider, state, swept, tool
+from unpacking import unpack, unsqueeze
 from written import put
 
 MODELS, LAYERS, HEADS = ("one", "two", "three"), 3, 4
@@ -44,6 +45,7 @@ TILT = HeadTable(
     ),
     no_rows,
 )
+
 HALF = HeadTable("half", (Measure("half_lies", "How many tokens back half of it lies.", "tokens"),), no_rows, "own")
 LENS = Lens(
     "tilt",
@@ -168,7 +170,7 @@ GRID = Grid(MODELS, (0, 1), tuple((layer, number) for layer in range(LAYERS) for
 
 def test_what_is_packed_is_what_the_tables_say(tables):
     pack = Pack()
-    known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve": True, "other": False})
+    known = add_lenses(pack, GRID, [LENS], tables, {"tilt_curve"})
     packed = pack.text()
     for choice, table in tables["tilt"].items():
         for name, kind in (("tilt", np.float32), ("tilt_se", np.float16), ("share", np.float32), ("size", np.float32)):

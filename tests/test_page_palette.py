@@ -4,7 +4,7 @@ import pytest
 
 from colour_vision import VISIONS, ciede2000, lab, least_difference, linear
 from qkscope.draw.palette import BLUE, CAUSE_COLOURS, RED
-from qkscope.page.palette import CATEGORY_COLOURS, DARK_CATEGORY_COLOURS, DIVERGING, LEAST, SERIES
+from qkscope.page.about import CATEGORY_COLOURS, DARK_CATEGORY_COLOURS, DIVERGING, LEAST_DIFFERENCE, SERIES
 
 PAPERS = {"light": CATEGORY_COLOURS, "dark": DARK_CATEGORY_COLOURS}
 DARK_PAPER = "#161b22"
@@ -35,7 +35,7 @@ def test_the_difference_of_colours_is_that_of_the_published_pairs():
 @pytest.mark.parametrize("vision", VISIONS)
 def test_categories_can_be_told_apart(vision, paper):
     difference, one, other = least_difference(named(PAPERS[paper]), vision)
-    assert difference >= LEAST, f"{one} and {other} differ by {difference:.1f}"
+    assert difference >= LEAST_DIFFERENCE, f"{one} and {other} differ by {difference:.1f}"
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -6,13 +6,14 @@ import pytest
 
 from qkscope.lenses.base import HeadTable, Lens, Measure, View
 from qkscope.lenses.registry import registered, with_lens
-from qkscope.page import lens_data, paired
+from qkscope.page import errors, lens_data
 from qkscope.page.arrays import Grid
+from qkscope.page.errors import add_changes
 from qkscope.page.lens_data import add_lenses, kept_columns
-from qkscope.page.pack import Pack, exact_precision, unpack
-from qkscope.page.paired import add_changes
+from qkscope.page.pack import Pack, exact_precision
 from qkscope.report.write import write_report
 from test_page_browser import made_up, set_slider, unfold, write_study
+from unpacking import unpack
 
 TILT = HeadTable("tilt", (Measure("tilt", "How far the score leans.", limits=(-1.0, 1.0)),), None)
 LENS = Lens(
@@ -54,10 +55,10 @@ def test_counts_take_as_many_bytes_as_they_need(values, kind):
 
 
 def test_paired_errors_of_heads_in_a_large_study_are_those_from_first_to_last(monkeypatch):
-    assert paired.compared_pairs(GRID) == [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
-    assert paired.compared_pairs(Grid(("a", "b"), (0,), GRID.heads)) == [(0, 1)]
-    monkeypatch.setattr(paired, "MOST_CHANGES", 15)
-    assert paired.compared_pairs(GRID) == [(0, 4)]
+    assert errors.compared_pairs(GRID) == [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
+    assert errors.compared_pairs(Grid(("a", "b"), (0,), GRID.heads)) == [(0, 1)]
+    monkeypatch.setattr(errors, "MOST_CHANGES", 15)
+    assert errors.compared_pairs(GRID) == [(0, 4)]
 
 
 def test_a_page_without_the_columns_of_a_checkpoint_says_so(visit, tmp_path, monkeypatch):

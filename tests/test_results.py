@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from published_table import LABELS, SELECTED, write_published
 from qkscope.errors import TableError
 from qkscope.lenses.views import build_tables, write_tables
-from qkscope.report.tables import write_long_tables
-from qkscope.report.write import write_report
+from qkscope.report.write import write_long_tables, write_report
 from qkscope.results import mapped, read
 from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
 

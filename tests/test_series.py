@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from qkscope.stats.changes import paired_change
 from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import SMALLEST
-from qkscope.words.phrases import percent, shown, significant
-from qkscope.words.trends import trend_phrase
+from qkscope.words.phrases import percent, shown, significant, trend_phrase
 from reports import derived_panel
 
 NUMBER = re.compile(r"(below |above )?(−?\d[\d,]*(?:\.\d+)?(?:e[+−]\d+)?)%? \(([a-z]+)\)")

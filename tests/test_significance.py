@@ -29,8 +29,7 @@ from qkscope.stats.changes import Change
 from qkscope.stats.means import HeadPanel, LayerMeans, Part
 from qkscope.stats.series import Trend, shape_of
 from qkscope.stats.significance import Error, Significance, combined, critical_value, decide, is_significant
-from qkscope.words.phrases import number
-from qkscope.words.trends import trend_phrase
+from qkscope.words.phrases import number, trend_phrase
 from reports import card_text
 from rope_study import folder_of
 from test_page_browser import unfold

@@ -20,7 +20,7 @@ STAGES = [
     "data", "_version", "text", "errors", "foreign", "files", "processes", "layers", "kinds", "study", "documents",
     "moments", "capture", "validation", "results", "stats", "words", "draw", "lenses", "tables",
     "validation.tables", "validation.plasticity", "validation.published", "validation.plasticity_table", "page",
-    "report", "compare", "share", "join", "collage", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__",
+    "report", "compare", "share", "join", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__",
     "__main__",
 ]  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -80,7 +80,7 @@ def heavy_imports(path: Path) -> list[str]:
     homes = {
         "transformers": {"capture", "demo", "train", "cli"},
         "torch": {"capture", "moments", "validation", "ablate", "demo", "api", "train"},
-        "matplotlib": {"draw", "lenses", "report", "compare", "join", "collage"},
+        "matplotlib": {"draw", "lenses", "report", "compare", "join"},
     }
     libraries = {name.split(".")[0] for name in imported(path)}
     return sorted(each for each in libraries & set(homes) if stage_of(path) not in homes[each])

@@ -19,7 +19,7 @@ from lens_worlds import Silent
 from qkscope.errors import TableError
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.lenses.views import build_tables, write_tables
-from qkscope.report.tables import write_long_tables
+from qkscope.report.write import write_long_tables
 from qkscope.results.read import load_results
 from qkscope.results.schema import FACT_COLUMNS, TABLES
 from qkscope.stats.means import Part

@@ -15,12 +15,13 @@ from qkscope.lenses.views import build_tables
 from qkscope.lenses.windows import FEWEST_DOCUMENTS, FEWEST_TOKENS, is_shown, window_dependence
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.moments import Moments
-from qkscope.page.arrays import add_tables, page_grid
+from qkscope.page.arrays import add_tables
 from qkscope.page.errors import add_windows
-from qkscope.page.pack import Pack, unpack
+from qkscope.page.pack import Pack
 from qkscope.report.write import write_report
 from qkscope.results.read import load_results
 from qkscope.stats.jackknife import jackknife_error
+from unpacking import unpack
 from written import put, table_of
 
 CONTEXT, WIDTH, GROUPS, DOCUMENTS, COUNT = 64, 4, 8, 24, 6
@@ -148,8 +149,8 @@ def test_windows_of_published_tables_do_not_say_how_many_tokens_they_have(tmp_pa
 def test_the_page_has_the_errors_of_every_window(tmp_path):
     tables = long_and_short(tmp_path, [32, 64])
     pack = Pack()
-    data = add_tables(pack, tables.files)
-    enough = add_windows(pack, page_grid(tables.files.study, data), tables.own, data["windows"])
+    grid, data = add_tables(pack, tables.files)
+    enough = add_windows(pack, grid, tables.own, data["windows"])
     assert enough == {"tokens": FEWEST_TOKENS, "documents": FEWEST_DOCUMENTS}
     assert data["windows"] == [[0, 32], [0, 64], [1, 32], [1, 64]]
     text = pack.text()

@@ -43,12 +43,12 @@ def add_collage(commands: Any) -> None:
 
 def collage(options: argparse.Namespace) -> int:
     """`qkscope collage`."""
-    from qkscope.collage import Axes, write_collage
+    from qkscope.report.drawings.collage import write_collage
 
     first, second = options.components
     if min(first, second) < 0 or first == second:
         raise InputError(f"--components {first} {second}: give two different components, counted from 0")
-    axes = Axes(None if options.plane else (first, second))
+    axes = None if options.plane else (first, second)
     out = Path(options.out) if options.out else None
     place = write_collage(Path(options.results), options.checkpoint, options.head, axes, options.document, out)
     print(f"collage: {place}/")

@@ -45,7 +45,7 @@ class ReportServer(http.server.ThreadingHTTPServer):
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, folder: Path, port: int) -> None:
-        from qkscope.page.assemble import page_policy
+        from qkscope.page.write import page_policy
 
         super().__init__((ADDRESS, port), _Handler)
         self.folder = folder

@@ -1,8 +1,8 @@
 """The standard library's sources as training text and held-out documents.
 
-Whole files are held out, never parts, so no document shares a source with the training text. A document is an
-excerpt from inside its file: were it to start where the file does, its first tokens would always be a
-docstring and imports, and a head that reads content would seem to read position.
+Whole files are held out, so no document shares a source with the training text. A document is an excerpt from inside
+its file: first tokens that are always a docstring and imports would make a head that reads content seem to read
+position.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import os
 import random
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,50 +27,26 @@ LINE_MARGIN = 4096  # bytes that a held-out file has beyond its excerpt, so that
 
 
 @dataclass(frozen=True)
-class LibraryFile:
-    """One file of the library."""
-
-    path: str  # relative to the library, with forward slashes
-    text: str  # newlines as \n
-
-    @property
-    def core(self) -> bool:
-        """Whether the later phases read it too."""
-        return self.path.split("/")[0] not in BROAD_ONLY_FOLDERS
-
-
-@dataclass(frozen=True)
-class SourceText:
-    """A held-out excerpt and the file it was cut from."""
-
-    source: LibraryFile
-    text: str
-
-
-@dataclass(frozen=True)
 class DemoCorpus:
-    """Training sources and held-out documents, with no file in both."""
+    """Texts by the path of their file in the library: training sources and held-out excerpts, with no file in both."""
 
-    training: tuple[LibraryFile, ...]
-    documents: tuple[SourceText, ...]
+    training: dict[str, str]
+    documents: dict[str, str]
 
     def training_bytes(self, mix: Mix) -> bytes:
         """The training text of a mix: files in order of their names, one after the other."""
-        return "\n".join(source.text for source in self.training if mix == "broad" or source.core).encode()
+        return "\n".join(text for path, text in self.training.items() if mix == "broad" or _is_core(path)).encode()
 
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits of all texts: another Python version is another corpus."""
-        digest = hashlib.sha256()
-        for text in (*(source.text for source in self.training), *(document.text for document in self.documents)):
-            digest.update(hashlib.sha256(text.encode()).digest())
-        return digest.hexdigest()[:16]
+        texts = (*self.training.values(), *self.documents.values())
+        return hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()[:16]
 
     def write_documents(self, folder: Path) -> None:
         """One UTF-8 text file per document, named after its module: `email.message.txt`."""
-        for document in self.documents:
-            module = document.source.path.removesuffix(".py").replace("/", ".")
-            (folder / f"{module}.txt").write_bytes(document.text.encode())
+        for path, text in self.documents.items():
+            (folder / f"{path.removesuffix('.py').replace('/', '.')}.txt").write_bytes(text.encode())
 
 
 def split_library(settings: DemoSettings, library: Path | None = None) -> DemoCorpus:
@@ -79,43 +54,42 @@ def split_library(settings: DemoSettings, library: Path | None = None) -> DemoCo
     library = library or Path(sysconfig.get_paths()["stdlib"])
     sources = read_sources(library)
     length = settings.longest_context
-    candidates = [source for source in sources if source.core and len(source.text) >= length + LINE_MARGIN]
+    candidates = [path for path, text in sources.items() if _is_core(path) and len(text) >= length + LINE_MARGIN]
     if len(candidates) < 2 * settings.documents:
         raise InputError(
             f"demo: {library} has {len(candidates)} Python sources of {length + LINE_MARGIN} characters or more, and "
             f"{2 * settings.documents} are needed; is this Python installed without its library's sources?"
         )
     draw = random.Random(settings.split_seed)
-    held_out = sorted(draw.sample(candidates, settings.documents), key=lambda source: source.path)
-    documents = tuple(SourceText(source, excerpt(source.text, length, draw)) for source in held_out)
-    held_out_paths = {source.path for source in held_out}
-    return DemoCorpus(tuple(source for source in sources if source.path not in held_out_paths), documents)
+    held_out = sorted(draw.sample(candidates, settings.documents))
+    documents = {path: excerpt(sources[path], length, draw) for path in held_out}
+    return DemoCorpus({path: text for path, text in sources.items() if path not in documents}, documents)
 
 
-def read_sources(library: Path) -> list[LibraryFile]:
-    """The library's sources sorted by name, each text once: a copy elsewhere must not leak a held-out file."""
-    sources = []
-    seen: set[str] = set()
-    for path in sorted(_source_files(library), key=lambda path: path.relative_to(library).as_posix()):
-        try:
-            text = path.read_text(encoding="utf-8")  # universal newlines
-        except (UnicodeDecodeError, OSError):
-            continue  # a few files show off other encodings
-        if text.strip() and text not in seen:
-            seen.add(text)
-            sources.append(LibraryFile(path.relative_to(library).as_posix(), text))
-    return sources
+def _is_core(path: str) -> bool:
+    """Whether the later phases read a file too."""
+    return path.split("/")[0] not in BROAD_ONLY_FOLDERS
 
 
-def _source_files(library: Path) -> Iterator[Path]:
-    """Every .py file that is part of the library; installed packages can be many, so they are not even listed."""
+def read_sources(library: Path) -> dict[str, str]:
+    """The library's sources by path, sorted, each text once: a copy elsewhere must not leak a held-out file."""
 
     def wanted(names: list[str]) -> list[str]:
         return [name for name in names if name not in SKIPPED_FOLDERS and not name.startswith(SKIPPED_PREFIXES)]
 
+    paths: list[Path] = []
     for folder, subfolders, names in os.walk(library):
-        subfolders[:] = wanted(subfolders)
-        yield from (Path(folder, name) for name in wanted(names) if name.endswith(".py"))
+        subfolders[:] = wanted(subfolders)  # installed packages can be many, so they are not even listed
+        paths += [Path(folder, name) for name in wanted(names) if name.endswith(".py")]
+    texts: dict[str, str] = {}  # path by text
+    for path in sorted(paths, key=lambda path: path.relative_to(library).as_posix()):
+        try:
+            text = path.read_text(encoding="utf-8")  # universal newlines
+        except (UnicodeDecodeError, OSError):
+            continue  # a few files show off other encodings
+        if text.strip():
+            texts.setdefault(text, path.relative_to(library).as_posix())
+    return {path: text for text, path in texts.items()}
 
 
 def excerpt(text: str, length: int, draw: random.Random) -> str:

@@ -4,11 +4,9 @@
     folder/documents/*.txt       held-out excerpts
     folder/study.yaml            what `qkscope run` is given
 
-What is complete and made from the same settings and sources is reused. Training that was interrupted starts over: it
-takes two minutes, and a half-trained series continued elsewhere would not be one series.
-
-Each folder is filled under another name and renamed when it is complete. It carries `demo.json`: what made it and every
-file in it with its size. Only files on that list are ever deleted; anything else stops the demo.
+What is complete and made from the same settings and sources is reused; interrupted training starts over. Each folder is
+filled under another name and renamed when it is complete. It carries `demo.json`: what made it, and every file in it
+with its size. Only files on that list are ever deleted; anything else stops the demo.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ def prepare_demo(folder: Path, settings: DemoSettings, progress: Callable[[DemoP
     corpus = split_library(settings)
     made_from = hashlib.sha256(f"{settings.fingerprint} {corpus.digest}".encode()).hexdigest()[:16]
     trained = all(_is_complete(checkpoints / plan.name, made_from) for plan in plans)
-    # Look before anything is written, so that a refusal leaves everything as it was. A stray text among the
-    # documents would also join the study; a stray file in a checkpoint matters only if that is to be replaced.
-    _refuse_foreign_study(study_file)
+    # Before anything is written, so that a refusal changes nothing. A stray text among the documents would join the
+    # study; a stray file in a checkpoint matters only if that is to be replaced.
+    written = _own_study(study_file)
     for place in [documents, *(checkpoints / plan.name for plan in plans if not trained)]:
         _refuse_foreign(place)
         _refuse_foreign(_partial(place))
@@ -59,7 +57,7 @@ def prepare_demo(folder: Path, settings: DemoSettings, progress: Callable[[DemoP
         _discard_stale(checkpoints)
         train(settings, corpus, save, progress)
     text = _study_text(plans)
-    if _study_there(study_file) != text.encode():
+    if written != text.encode():
         write_text(study_file, text)
     return study_file
 
@@ -68,42 +66,37 @@ def _study_text(plans: list[DemoCheckpoint]) -> str:
     """The study file's text; paths in it are relative to the file."""
     import yaml
 
-    study = {
-        "study": "demo",
-        "title": "SmolLM3-demo",
-        "documents": {"files": "documents/*.txt", "special_tokens": "none"},
-        "checkpoints": [
-            {
-                "name": plan.name,
-                "model": f"checkpoints/{plan.name}",
-                "label": plan.label,
-                "phase": plan.phase.title,
-                "context": plan.phase.context,
-                "expect": {"rope_theta": plan.phase.rope_theta, "max_position_embeddings": plan.phase.context},
-            }
-            for plan in plans
-        ],
-    }
+    checkpoints = [
+        {
+            "name": plan.name,
+            "model": f"checkpoints/{plan.name}",
+            "label": plan.label,
+            "phase": plan.phase.title,
+            "context": plan.phase.context,
+            "expect": {"rope_theta": plan.phase.rope_theta, "max_position_embeddings": plan.phase.context},
+        }
+        for plan in plans
+    ]
+    documents = {"files": "documents/*.txt", "special_tokens": "none"}
+    study = {"study": "demo", "title": "SmolLM3-demo", "documents": documents, "checkpoints": checkpoints}
     return STUDY_HEADER + yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
 
 
-def _study_there(path: Path) -> bytes:
-    """The contents of the study file; empty if there is none."""
-    try:
-        return read_bytes(path, MAX_BYTES)
-    except Unreadable:
-        return b""
-
-
-def _refuse_foreign_study(path: Path) -> None:
-    """Raise InputError where the study file cannot be written or is someone else's."""
-    for parent in (path.parent, path.parent / "checkpoints"):
+def _own_study(path: Path) -> bytes:
+    """The study file, empty if there is none; raises InputError where it cannot be written or is someone else's."""
+    checkpoints = path.parent / "checkpoints"
+    for parent in (path.parent, checkpoints):
         if parent.exists() and not parent.is_dir():
             raise InputError(f"demo: {parent} is not a folder; {ADVICE}")
-    if (path.parent / "checkpoints").is_symlink():
-        raise InputError(f"demo: {path.parent / 'checkpoints'} is a symbolic link; {ADVICE}")
-    if path.exists() and not _study_there(path).startswith(STUDY_HEADER.encode()):
+    if checkpoints.is_symlink():
+        raise InputError(f"demo: {checkpoints} is a symbolic link; {ADVICE}")
+    try:
+        written = read_bytes(path, MAX_BYTES)
+    except Unreadable:
+        written = b""
+    if path.exists() and not written.startswith(STUDY_HEADER.encode()):
         raise InputError(f"demo: {path} was not made by the demo; {ADVICE}")
+    return written
 
 
 # -- folders that the demo makes ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from qkscope.errors import InputError
@@ -38,13 +39,6 @@ class PhaseSettings:
     mix: Mix = "core"
     new_optimizer: bool = False  # forget the moments of the gradients, and count steps from zero
 
-    def check(self) -> None:
-        """Raise InputError where the phase cannot be trained or measured."""
-        if self.context % BUCKETS:
-            raise InputError(f"demo phase {self.title!r}: context {self.context} is not a multiple of {BUCKETS}")
-        if not self.steps or self.steps[0] < 1 or list(self.steps) != sorted(set(self.steps)):
-            raise InputError(f"demo phase {self.title!r}: steps {self.steps} should be positive and rising")
-
 
 @dataclass(frozen=True)
 class DemoCheckpoint:
@@ -57,71 +51,32 @@ class DemoCheckpoint:
 
 
 # The thetas are those of the published study. With 16 dimensions per head and these contexts they have a second
-# virtue: the 4th of the 8 RoPE planes turns by about 2, 2 and 3 radians over the context, before and after each
+# virtue: the 4th of the 8 RoPE planes rotates by about 2, 2 and 3 radians over the context, before and after each
 # change, so a head that had learned to use it for distance can go on doing so.
+_stage = partial(
+    PhaseSettings,
+    context=128,  # three lines of code: enough to learn from, and a short context costs little
+    rope_theta=50_000.0,
+    sequences=8,  # 1024 tokens a step: many small steps learn more in two minutes than few large ones
+    peak_lr=3e-3,  # ten times that of a large model, usual for one this narrow
+    end_lr=3e-3,  # warm up, stay, and decay in stage 3, as the published model was trained
+)
+_long = partial(
+    PhaseSettings,
+    steps=(10, 40),  # one soon after the change, one when the model has settled
+    peak_lr=1e-3,  # a third of the peak: adapt, do not start over
+    end_lr=2e-4,
+    warmup=5,  # a fresh AdamW takes its largest steps first
+    new_optimizer=True,
+)
 PHASES = (
-    PhaseSettings(
-        prefix="stage1",
-        label="S1",
-        title="stage 1",
-        context=128,  # three lines of code: enough to learn from, and a short context costs little
-        rope_theta=50_000.0,
-        steps=(40, 120, 220, 320),  # the first when letters are learned and words are not
-        sequences=8,  # 1024 tokens a step: many small steps learn more in two minutes than few large ones
-        peak_lr=3e-3,  # ten times that of a large model, usual for one this narrow
-        end_lr=3e-3,  # warm up, stay, and decay in stage 3, as the published model was trained
-        warmup=30,
-        mix="broad",
-        new_optimizer=True,
-    ),
-    PhaseSettings(
-        prefix="stage2",
-        label="S2",
-        title="stage 2",
-        context=128,
-        rope_theta=50_000.0,
-        steps=(380,),
-        sequences=8,
-        peak_lr=3e-3,  # only the data change
-        end_lr=3e-3,
-    ),
-    PhaseSettings(
-        prefix="stage3",
-        label="S3",
-        title="stage 3",
-        context=128,
-        rope_theta=50_000.0,
-        steps=(440,),
-        sequences=8,
-        peak_lr=3e-3,
-        end_lr=3e-4,
-    ),
-    PhaseSettings(
-        prefix="lc-128-to-512",
-        label="LC1",
-        title="LC 128→512",
-        context=512,
-        rope_theta=2_000_000.0,
-        steps=(10, 40),  # one soon after the change, one when the model has settled
-        sequences=4,  # 2048 tokens a step: fewer sequences would make the gradient too noisy
-        peak_lr=1e-3,  # a third of the peak: adapt, do not start over
-        end_lr=2e-4,
-        warmup=5,  # a fresh AdamW takes its largest steps first
-        new_optimizer=True,
-    ),
-    PhaseSettings(
-        prefix="lc-512-to-1024",
-        label="LC2",
-        title="LC 512→1024",
-        context=1024,
-        rope_theta=5_000_000.0,
-        steps=(10, 40),
-        sequences=2,
-        peak_lr=1e-3,
-        end_lr=2e-4,
-        warmup=5,
-        new_optimizer=True,
-    ),
+    # The first checkpoint: letters are learned and words are not.
+    _stage("stage1", "S1", "stage 1", steps=(40, 120, 220, 320), warmup=30, mix="broad", new_optimizer=True),
+    _stage("stage2", "S2", "stage 2", steps=(380,)),  # only the data change
+    _stage("stage3", "S3", "stage 3", steps=(440,), end_lr=3e-4),
+    # 2048 tokens a step: fewer sequences would make the gradient too noisy
+    _long("lc-128-to-512", "LC1", "LC 128→512", context=512, rope_theta=2_000_000.0, sequences=4),
+    _long("lc-512-to-1024", "LC2", "LC 512→1024", context=1024, rope_theta=5_000_000.0, sequences=2),
 )
 
 
@@ -145,14 +100,18 @@ class DemoSettings:
     phases: tuple[PhaseSettings, ...] = field(default=PHASES)
 
     def __post_init__(self) -> None:
-        # RoPE turns dimensions in pairs, and each KV head serves equally many query heads.
+        # RoPE rotates dimensions in pairs, and each KV head serves equally many query heads.
         head_dim, rest = divmod(self.hidden_size, self.query_heads)
         if rest or head_dim % 2 or self.query_heads % self.kv_heads:
             raise InputError("demo: hidden_size, query_heads and kv_heads do not divide into equal, even heads")
         if not self.phases or self.documents < 1:
             raise InputError("demo: needs at least one phase and one document")
         for phase in self.phases:
-            phase.check()
+            where, steps = f"demo phase {phase.title!r}", phase.steps
+            if phase.context % BUCKETS:
+                raise InputError(f"{where}: context {phase.context} is not a multiple of {BUCKETS}")
+            if not steps or steps[0] < 1 or list(steps) != sorted(set(steps)):
+                raise InputError(f"{where}: steps {steps} should be positive and rising")
 
     @property
     def longest_context(self) -> int:
@@ -190,15 +149,12 @@ class DemoSettings:
         """The same demo with `factor` times the steps: 0.25 for a glance, 4 for a better model."""
         if not (math.isfinite(factor) and factor > 0):
             raise InputError(f"demo: cannot scale the number of steps by {factor}; give a positive number")
-        phases = []
-        last = 0
+        phases: list[PhaseSettings] = []
         for phase in self.phases:
-            last = 0 if phase.new_optimizer else last
-            steps = []
+            steps = [0] if phase.new_optimizer or not phases else [phases[-1].steps[-1]]
             for step in phase.steps:
-                last = max(last + 1, round(step * factor))  # never two checkpoints at one step
-                steps.append(last)
-            phases.append(replace(phase, steps=tuple(steps), warmup=round(phase.warmup * factor)))
+                steps.append(max(steps[-1] + 1, round(step * factor)))  # never two checkpoints at one step
+            phases.append(replace(phase, steps=tuple(steps[1:]), warmup=round(phase.warmup * factor)))
         return replace(self, phases=tuple(phases))
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,23 +126,16 @@ def training_step(model: Any, optimizer: torch.optim.Optimizer, tokens: torch.Te
 
 def save_checkpoint(model: Any, folder: Path) -> None:
     """Weights as safetensors, config and tokenizer: what AutoModel and AutoTokenizer expect."""
-    with _no_progress_bars():
-        model.save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):  # which the library makes readable for their owner alone
-        shutil.copymode(folder / "config.json", weights)
-    save_byte_tokenizer(folder)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """transformers draws a bar for every file it writes, across the one that the command line draws."""
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # a bar for every file, across the one that the command line draws
     try:
-        yield
+        model.save_pretrained(folder)
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+    for weights in folder.glob("*.safetensors"):  # which the library makes readable for their owner alone
+        shutil.copymode(folder / "config.json", weights)
+    save_byte_tokenizer(folder)
 
 
 def save_byte_tokenizer(folder: Path) -> None:

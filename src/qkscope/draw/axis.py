@@ -1,6 +1,6 @@
-"""The x axis by numbers: entries stand where their step, or their training tokens, are, linear or logarithmic.
+"""The x axis by numbers: each checkpoint at its training step or tokens, linear or logarithmic.
 
-Figures draw entry i at i, whatever the axis. A scale then puts i where its number is, so that no figure has to know.
+Figures draw checkpoint i at i. A scale then puts i where its number is, so that no figure has to know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_TICKS = 8
 
 @dataclass(frozen=True)
 class NumberAxis:
-    """Where entries stand by their numbers, which rise."""
+    """Checkpoints by their numbers, which rise."""
 
     numbers: tuple[float, ...]
     title: str
@@ -32,7 +32,7 @@ class NumberAxis:
 
     @classmethod
     def of(cls, study: Entries) -> NumberAxis | None:
-        """The axis that the study asks for; None where entries stand one beside the other."""
+        """The axis that the study asks for; None where checkpoints are evenly spaced."""
         numbers = study.amounts
         if numbers is None or len(numbers) < 2:
             return None
@@ -40,7 +40,7 @@ class NumberAxis:
 
     @cached_property
     def places(self) -> npt.NDArray[np.float64]:
-        """The entries' places; on a logarithmic axis 0 stands as far before the first number as others are apart."""
+        """The checkpoints' places; on a logarithmic axis, 0 is one mean step before the first positive number."""
         values = np.asarray(self.numbers, dtype=np.float64)
         if not self.log:
             return values
@@ -51,23 +51,12 @@ class NumberAxis:
         return np.concatenate([[positive[0] - apart], positive])
 
     def place_of(self, index: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Where index i of an entry, or something between two, stands; beyond the ends it goes on evenly."""
-        at, last = np.asarray(index, dtype=np.float64), len(self.numbers) - 1
-        beyond = np.maximum(at - last, 0.0) + np.minimum(at, 0.0)
-        inside: npt.NDArray[np.float64] = np.interp(at, np.arange(last + 1), self.places)
-        return inside + beyond * self._even
+        """The place of an index, also between two checkpoints."""
+        return _interpolated(index, np.arange(len(self.numbers), dtype=np.float64), self.places)
 
     def index_of(self, place: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The other way round."""
-        at, last = np.asarray(place, dtype=np.float64), len(self.numbers) - 1
-        beyond = np.maximum(at - self.places[-1], 0.0) + np.minimum(at - self.places[0], 0.0)
-        inside: npt.NDArray[np.float64] = np.interp(at, self.places, np.arange(last + 1))
-        index: npt.NDArray[np.float64] = inside + beyond / self._even
-        return index
-
-    @property
-    def _even(self) -> float:
-        return float(self.places[-1] - self.places[0]) / (len(self.numbers) - 1)
+        """The inverse of `place_of`."""
+        return _interpolated(place, self.places, np.arange(len(self.numbers), dtype=np.float64))
 
     def ticks(self) -> list[tuple[float, str]]:
         """Round numbers between the first and the last, as indices, with their texts."""
@@ -90,6 +79,16 @@ class NumberAxis:
         axes.set_xticks([at for at, _ in ticks], texts, rotation=0.0, ha="center", rotation_mode="default")
         if labels:
             axes.set_xlabel(f"{self.title} (log)" if self.log else self.title)
+
+
+def _interpolated(
+    x: npt.ArrayLike, xs: npt.NDArray[np.float64], ys: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Piecewise linear between the points, with their mean slope beyond the ends."""
+    at = np.asarray(x, dtype=np.float64)
+    beyond = np.maximum(at - xs[-1], 0.0) + np.minimum(at - xs[0], 0.0)
+    inside: npt.NDArray[np.float64] = np.interp(at, xs, ys)
+    return inside + beyond * (ys[-1] - ys[0]) / (xs[-1] - xs[0])
 
 
 def number_ticks(axes: Axes, *, log: bool) -> None:

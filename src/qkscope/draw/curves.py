@@ -1,7 +1,6 @@
-"""Means over heads as a line with a band and error bars, for any lens that draws them."""
+"""Means over heads as a line with a band and error bars."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,27 +21,22 @@ def draw_band_line(
     colour: str,
     marker: str,
     label: str,
-    linestyle: str | tuple[int, tuple[int, ...]] = "-",
-    x: "Sequence[float] | None" = None,
+    x: Sequence[float] | None = None,
     joined: bool = True,
-    outlined: bool = False,
 ) -> None:
-    """Markers at the means and ± 1 standard deviation: a line with a band, or bars where nothing joins the entries.
+    """Means with ± 1 SD over heads: a line with a band, or markers with bars where no line joins the entries.
 
-    A table with errors over documents (`<measure>_se`) also gives each mean an error bar. An `outlined` band has edges
-    and no filling: two fillings on top of each other would make a third colour.
+    Standard errors over documents (`<measure>_se`) are thin bars.
     """
     places = list(range(len(table))) if x is None else list(x)
     mean, std = table[measure], table[f"{measure}_std"]
     if joined and len(table) > 1:
-        filled: dict[str, Any] = {"color": colour, "alpha": 0.0 if outlined else 0.14, "linewidth": 0}
-        axes.fill_between(places, mean - std, mean + std, zorder=1, gid=f"{measure} band", **filled)
-        for edge in (mean - std, mean + std) if outlined else ():
-            axes.plot(places, edge, color=colour, alpha=0.6, linewidth=0.9, linestyle=(0, (3, 2)), gid="edge")
+        axes.fill_between(places, mean - std, mean + std, zorder=1, gid=f"{measure} band", color=colour, alpha=0.14,
+                          linewidth=0)  # fmt: skip
     else:
         axes.vlines(places, mean - std, mean + std, color=colour, alpha=0.3, linewidth=7, gid=f"{measure} bar")
     axes.plot(
-        places, mean, color=colour, marker=marker, linestyle=linestyle if joined else "none", linewidth=1.8,
+        places, mean, color=colour, marker=marker, linestyle="-" if joined else "none", linewidth=1.8,
         markersize=style.marker_size(len(table)), label=label, zorder=3, gid=measure,
     )  # fmt: skip
     if f"{measure}_se" in table.columns:
@@ -64,12 +58,7 @@ def error_keys(known: bool) -> list[Line2D]:
     return [Line2D([], [], label=label, color=style.INK, marker="|", markersize=8, linestyle="none")] if known else []
 
 
-def band_key(colour: str, *, beside_errors: bool = False) -> Patch:
-    """The legend entry of a band; shorter where error bars need room for theirs."""
-    what = "SD" if beside_errors else "standard deviation"
-    return Patch(facecolor=colour, alpha=0.2, label=f"± 1 {what} over heads")
-
-
 def spread_keys(colour: str, errors: bool) -> list[Artist]:
-    """The legend entries of a band and, where errors are known, of error bars."""
-    return [band_key(colour, beside_errors=errors), *error_keys(errors)]
+    """The legend entries of a band (shorter where error bars need room for theirs) and of known errors."""
+    label = f"± 1 {'SD' if errors else 'standard deviation'} over heads"
+    return [Patch(facecolor=colour, alpha=0.2, label=label), *error_keys(errors)]

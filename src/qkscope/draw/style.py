@@ -1,45 +1,61 @@
-"""One look for all figures: colours, text, the header, the checkpoint axis, and deterministic files.
+"""One look for all figures: fonts, text, the header, the checkpoint axis, and deterministic files.
 
-Figures are made through matplotlib's object interface on the Agg canvas, so nothing global changes and no
-display is needed. Text that comes from a study (titles, labels, phases) passes through `plain`, so that
-neither `$` nor 200 characters can disturb a drawing. Labels of checkpoints are thinned against text extents
-that the renderer measures.
+Figures use matplotlib's object interface on the Agg canvas, so nothing global changes and no display is needed. Text of
+a study (titles, labels, phases) passes through `plain`, so that neither `$` nor 200 characters can disturb a drawing.
+Checkpoint labels are thinned by the extents that the renderer measures.
 """
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.legend import Legend
+from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.transforms import blended_transform_factory
 
 from qkscope.draw.axis import NumberAxis
-from qkscope.draw.fonts import drawable, families
-from qkscope.draw.palette import AMBER as AMBER
-from qkscope.draw.palette import BLUE as BLUE
-from qkscope.draw.palette import FAINT as FAINT
-from qkscope.draw.palette import GREY as GREY
-from qkscope.draw.palette import INK as INK
-from qkscope.draw.palette import LINE as LINE
-from qkscope.draw.palette import PURPLE as PURPLE
-from qkscope.draw.palette import RED as RED
+from qkscope.draw.palette import AMBER, BLUE, FAINT, GREY, INK, LINE, PURPLE, RED
+from qkscope.errors import QkscopeWarning
 from qkscope.files import replacing
-from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
-from qkscope.results.read import Entries, one_line, phase_segments
+from qkscope.results.read import Entries, phase_segments
+from qkscope.words.phrases import shortened
+
+__all__ = ["AMBER", "BLUE", "FAINT", "GREY", "INK", "LINE", "PURPLE", "RED"]  # next to what is defined here
 
 DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
 TITLE_CHARACTERS, FEWEST_CHARACTERS = 44, 12  # of a study in a title
 HEADER_INCHES = 0.62
+OWN_FONT = "DejaVu Sans"  # ships with matplotlib: the same letters on every machine
+# Tried in this order where DejaVu Sans lacks a character (Chinese, Japanese, Korean, emoji). Outline fonts only:
+# matplotlib cannot draw colored emoji as text.
+OTHER_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Noto Sans CJK TC", "Noto Sans SC", "Noto Sans JP",
+    "Noto Sans KR", "Source Han Sans SC", "Source Han Sans", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+    "Droid Sans Fallback", "IPAexGothic", "IPAGothic", "TakaoGothic", "NanumGothic", "UnBatang", "PingFang SC",
+    "Hiragino Sans", "Hiragino Sans GB", "Heiti TC", "Apple SD Gothic Neo", "Arial Unicode MS", "Microsoft YaHei",
+    "SimHei", "SimSun", "MS Gothic", "Yu Gothic", "Malgun Gothic", "Noto Sans", "Noto Sans Arabic",
+    "Noto Sans Devanagari", "Noto Sans Thai", "Noto Emoji", "Noto Sans Symbols2", "Noto Sans Symbols", "Symbola",
+    "Segoe UI Symbol", "Segoe UI Emoji", "FreeSans", "FreeSerif", "Unifont",
+)  # fmt: skip
+
+
+@cache
+def families() -> tuple[str, ...]:
+    """The fonts to draw with; the first that has a character draws it."""
+    there = {entry.name for entry in fontManager.ttflist}
+    return (OWN_FONT, *(name for name in OTHER_FONTS if name in there))
+
 
 RC: dict[Any, Any] = {
     "font.family": list(families()),
@@ -65,13 +81,24 @@ RC: dict[Any, Any] = {
 }
 
 
-def shorten(text: str, characters: int) -> str:
-    """The text on one line, at most so many characters, with an ellipsis in the middle where it was cut."""
-    line = " ".join(text.split())
-    if len(line) <= characters:
-        return line
-    tail = (characters - 1) // 2
-    return f"{line[: characters - 1 - tail]}…{line[len(line) - tail :]}"
+@cache
+def _characters(family: str) -> frozenset[int]:
+    path = fontManager.findfont(FontProperties(family=[family]), fallback_to_default=False)
+    return frozenset(get_font(path).get_charmap())
+
+
+def drawable(text: str) -> str:
+    """The text with every character that no font here has as its number (`[U+4E2D]`), with a warning."""
+    missing = {c for c in text if not any(ord(c) in _characters(family) for family in families())}
+    if missing:
+        named = "".join(sorted(missing)[:5]) + ("…" if len(missing) > 5 else "")
+        warnings.warn(
+            f"no font on this machine has {named} of {text!r}: figures show numbers instead, the page "
+            "and the cards show the text; install for instance Noto Sans CJK or Noto Emoji",
+            QkscopeWarning,
+            stacklevel=2,
+        )
+    return "".join(f"[U+{ord(c):04X}]" if c in missing else c for c in text)
 
 
 def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
@@ -79,8 +106,8 @@ def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
 
     Characters that cannot be drawn become longer, so that a text is shortened before and after.
     """
-    shown = drawable(shorten(one_line(text), characters))
-    return shorten(shown, max(characters, 2 * AXIS_LABEL_CHARACTERS)).replace("$", r"\$")
+    shown = drawable(shortened(text, characters))
+    return shortened(shown, max(characters, 2 * AXIS_LABEL_CHARACTERS)).replace("$", r"\$")
 
 
 def new_figure(width: float, height: float, study: Entries, headline: str, note: str = "") -> Figure:
@@ -108,36 +135,27 @@ def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> No
 
     Where it would lie on the note about windows, it gets fewer columns, down to two.
     """
-    legend, note = _legend(figure, handles, columns), [text for text in figure.texts if text.get_gid() == "note"]
-    while columns > 2 and note and legend.get_window_extent().overlaps(note[0].get_window_extent()):
+    note = [text.get_window_extent() for text in figure.texts if text.get_gid() == "note"]
+    for count in range(columns, min(columns, 2) - 1, -1):
+        legend = figure.legend(
+            handles=list(handles),
+            loc="upper right",
+            bbox_to_anchor=(1.0 - 0.05 / figure.get_figwidth(), 1.0 - 0.35 / figure.get_figheight()),
+            ncols=count,
+            borderaxespad=0.0,
+            borderpad=0.1,
+            handlelength=2.2 if count <= 3 else 1.6,
+            columnspacing=2.0 if count <= 3 else 1.0,  # four must leave the note its room
+        )
+        legend.set_in_layout(False)
+        if count <= 2 or not note or not legend.get_window_extent().overlaps(note[0]):
+            break
         legend.remove()
-        columns -= 1
-        legend = _legend(figure, handles, columns)
-    legend.set_in_layout(False)
-
-
-def _legend(figure: Figure, handles: Sequence[Artist], columns: int) -> Legend:
-    height = figure.get_figheight()
-    return figure.legend(
-        handles=list(handles),
-        loc="upper right",
-        bbox_to_anchor=(1.0 - 0.05 / figure.get_figwidth(), 1.0 - 0.35 / height),
-        ncols=columns,
-        borderaxespad=0.0,
-        borderpad=0.1,
-        handlelength=2.2 if columns <= 3 else 1.6,
-        columnspacing=2.0 if columns <= 3 else 1.0,  # four must leave the note its room
-    )
 
 
 def marker_size(checkpoints: int) -> float:
     """Markers shrink when there are many checkpoints, so that the line stays visible."""
     return 5.5 if checkpoints <= 40 else 2.5
-
-
-def span_title(study: Entries) -> str:
-    """How titles name what the checkpoints span: During Training, Across Models, ..."""
-    return study.span.title()
 
 
 def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint") -> str:
@@ -159,16 +177,6 @@ def readable_on(colour: str | tuple[float, float, float]) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
-
-
-def signed(value: float) -> str:
-    """Two decimals with a real minus sign; what rounds to 0 is 0, without a sign."""
-    return f"{as_printed(value):.2f}".replace("-", "−")
-
-
-def as_printed(value: float) -> float:
-    """The value as two decimals show it, never -0: colours follow what is printed."""
-    return round(value, 2) + 0.0
 
 
 # --- the checkpoint axis ----------------------------------------------------------------------------
@@ -198,41 +206,25 @@ def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_na
                 middle = (first + last) / 2
                 if numbers is not None:
                     middle = float(numbers.index_of(numbers.place_of([first, last]).mean()))
-                axes.text(
-                    middle,
-                    1.015,
-                    plain(phase),
-                    transform=above,
-                    ha="center",
-                    va="bottom",
-                    fontsize=7.5,
-                    color=GREY,
-                    gid="phase name",
-                )
+                axes.text(middle, 1.015, plain(phase), transform=above, ha="center", va="bottom", fontsize=7.5,
+                          color=GREY, gid="phase name")  # fmt: skip
 
 
 def finish(figure: Figure) -> Figure:
     """Lay the figure out, then thin checkpoint labels and drop phase names that have no room."""
+    engine = figure.get_layout_engine()
+    assert engine is not None
     with matplotlib.rc_context(RC):
-        _lay_out(figure)
+        engine.execute(figure)  # drawing would do it too, and take as long again for the rest
         for _ in range(2):  # thinner labels change the margins, which changes the room once more
             changed = [_thin_checkpoint_labels(figure, axes) for axes in figure.axes]
             if not any(changed):
                 break
-            _lay_out(figure)
+            engine.execute(figure)
         for axes in figure.axes:
             _drop_crowded_phase_names(figure, axes)
         figure.set_layout_engine(None)  # what was measured stays where it is; "none" would lay out at each saving
     return figure
-
-
-def _lay_out(figure: Figure) -> None:
-    """Put everything where there is room for it; drawing would do it too, and take as long again for the rest."""
-    engine = figure.get_layout_engine()
-    if engine is None:
-        figure.draw_without_rendering()
-    else:
-        engine.execute(figure)
 
 
 def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:
@@ -241,16 +233,6 @@ def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:
     font = FontProperties(family=matplotlib.rcParams["font.family"], size=points)
     width, height, _ = renderer.get_text_width_height_descent(text.replace(r"\$", "$"), font, ismath=False)
     return width, height
-
-
-def kept_labels(n: int, stride: int) -> list[int]:
-    """Every stride-th label and the last one; the one before the last gives way if it would crowd it."""
-    kept = list(range(0, n, stride))
-    if kept[-1] != n - 1:
-        if n - 1 - kept[-1] < stride and len(kept) > 1:
-            kept.pop()
-        kept.append(n - 1)
-    return kept
 
 
 def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
@@ -262,13 +244,15 @@ def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
     texts = [tick.get_text() for tick in ticks]
     sizes = [text_size(figure, text, float(tick.get_fontsize())) for text, tick in zip(texts, ticks, strict=True)]
     left, right = axes.get_xlim()
-    apart = positions[1] - positions[0] if len(positions) > 1 else right - left
-    step = axes.bbox.width / (right - left) * apart
+    step = axes.bbox.width * ((positions[1] - positions[0]) / (right - left) if len(positions) > 1 else 1.0)
     # Slanted lines of text are apart by the height of one line when ticks are apart by height / sin 45°.
     height = max(height for _, height in sizes)
     stride = math.ceil(1.3 * height / (step * math.sin(math.pi / 4)))
     if stride > 1:
-        kept = kept_labels(len(positions), stride)
+        last = len(positions) - 1
+        kept = [*range(0, last, stride), last]
+        if last - kept[-2] < stride and len(kept) > 2:  # it would crowd the last one
+            kept.pop(-2)
         axes.set_xticks([positions[i] for i in kept], [texts[i] for i in kept])
         return True
     widest = max((a[0] + b[0]) / 2 for a, b in itertools.pairwise([*sizes, sizes[-1]]))
@@ -279,7 +263,8 @@ def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
 
 
 def _drop_crowded_phase_names(figure: Figure, axes: Axes) -> None:
-    edges = sorted({*axes.get_xlim(), *(_x_of_line(line) for line in axes.lines if line.get_gid() == "phase")})
+    lines = (line.get_xdata() for line in axes.lines if line.get_gid() == "phase")
+    edges = sorted({*axes.get_xlim(), *(float(np.asarray(x)[0]) for x in lines)})
     for name in [text for text in axes.texts if text.get_gid() == "phase name"]:
         x = name.get_position()[0]
         ends = (max(e for e in edges if e < x), min(e for e in edges if e > x))
@@ -288,23 +273,13 @@ def _drop_crowded_phase_names(figure: Figure, axes: Axes) -> None:
             name.remove()
 
 
-def _x_of_line(line: object) -> float:
-    return float(line.get_xdata()[0])  # type: ignore[attr-defined]
-
-
 # --- files ------------------------------------------------------------------------------------------
 
 
-def save(figure: Figure, folder: Path) -> list[Path]:
-    """Write `figure.png` (200 dpi) and `figure.svg`; the same figure gives the same bytes."""
-    return save_as(figure, folder / FIGURE_PNG, folder / FIGURE_SVG)
-
-
-def save_as(figure: Figure, png: Path, svg: Path) -> list[Path]:
-    """Write both pictures, each whole or not at all; a link at that place is replaced, not followed."""
+def save_as(figure: Figure, png: Path, svg: Path) -> None:
+    """Write both pictures, each whole or not at all; the same figure gives the same bytes. Links are replaced."""
     with matplotlib.rc_context(RC):
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
         with replacing(svg) as temporary:
             figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
-    return [png, svg]

@@ -277,7 +277,7 @@ LENS = Lens(
         Figure(
             "loss",
             title="Loss Without Positional Information",
-            chart=Drawing("qkscope.report.drawings.loss:draw_loss", ("loss_kernel", "loss_zero")),
+            chart=Drawing("qkscope.report.drawings.causes:draw_loss", ("loss_kernel", "loss_zero")),
             caption="Loss increase after removing a head's average distance preference, one head at a time, against "
             "|r_q|. The three costliest heads are named.",
             needs=(FILE, NAME),

@@ -70,7 +70,7 @@ LENS = Lens(
         Figure(
             "components",
             title="Which Components Follow Position?",
-            chart=Drawing("qkscope.report.drawings.components:draw_components", ("r_q", "r_k", "explained_variance")),
+            chart=Drawing("qkscope.report.drawings.curves:draw_components", ("r_q", "r_k", "explained_variance")),
             caption="Mean r_q and r_k of each principal component (bars) and mean of their size (dashes). Heads of "
             "both signs cancel in a mean of r_k.",
             needs=(ROLES,),

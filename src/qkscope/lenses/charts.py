@@ -56,13 +56,6 @@ class DepthMap:
 
 
 @dataclass(frozen=True)
-class HeadMap:
-    """Every head by layer (rows) and head (columns), one map per measure, at the last checkpoint or of each model."""
-
-    measures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class HeadScatter:
     """A dot per head at up to six checkpoints, colored by category or layer type."""
 
@@ -92,4 +85,4 @@ class Drawing:
     measures: tuple[str, ...] = ()  # those that the card reports
 
 
-Chart = Trajectories | Shares | DepthMap | HeadMap | HeadScatter | Drawing
+Chart = Trajectories | Shares | DepthMap | HeadScatter | Drawing

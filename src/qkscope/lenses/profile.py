@@ -218,7 +218,7 @@ LENS = Lens(
         Figure(
             "profile",
             title="Projection on PC0 by Position",
-            chart=Drawing("qkscope.report.drawings.profile:draw_profile", ("bend_q", "bend_k")),
+            chart=Drawing("qkscope.report.drawings.heads:draw_profile", ("bend_q", "bend_k")),
             caption="Mean projection of queries (blue) and keys (red) on PC0 by position, for the clearest head of "
             "each category and the most bent one. Bands: ± 1 SD over tokens.",
             needs=(PROFILE_FILE, BEND_FILE),

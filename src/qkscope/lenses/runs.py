@@ -58,7 +58,7 @@ LENS = Lens(
         Figure(
             "runs",
             title="Training Runs",
-            chart=Drawing("qkscope.report.drawings.runs:draw_runs", MEASURES),
+            chart=Drawing("qkscope.report.drawings.curves:draw_runs", MEASURES),
             caption="Mean r_q, mean r_k and the share of position-dominated heads over training steps, one line per "
             "run. Black: mean of the runs, ± 1 SD between runs.",
             needs=(NAME, ACROSS),

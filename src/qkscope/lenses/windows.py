@@ -137,7 +137,7 @@ LENS = Lens(
         Figure(
             "context_length",
             title="Correlation by Context Length",
-            chart=Drawing("qkscope.report.drawings.context_length:draw_context_length", ("r_q", "r_k")),
+            chart=Drawing("qkscope.report.drawings.curves:draw_context_length", ("r_q", "r_k")),
             caption="Mean r_q and r_k over the first tokens of the same documents, with the same weights. Filled "
             "markers: native context length.",
             needs=("window_dependence",),

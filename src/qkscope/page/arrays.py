@@ -1,12 +1,12 @@
 """Tables as dense arrays: checkpoint x component x head, with NaN where the table has no value.
 
-The page must not decide what Python has decided: categories (of every component), kinds of layers and depth cells are
-codes that Python computed. Correlations keep all their digits (float64) unless the study is so large that the page
-would no longer be pleasant to mail; then component 0 is float32, other components and windows are float16, and the page
-says so.
+The page decides nothing that Python has decided: categories, layer types and depth cells are codes computed here.
+Correlations keep all their digits (float64) unless the study is so large that the page would be too large to mail; then
+component 0 is float32, other components and windows are float16, and the page says so.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ import pandas as pd
 
 from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
+from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.page.pack import Pack, exact_precision
 from qkscope.results.read import Entries, ResultsFolder
 
+CHOICES = ("own", "common")  # as the page calls native context length and the common window
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")
 HEAD_NUMBERS = ("depth", "kv_head", "rotary_dims", "head_dim", "attention_window")
@@ -41,42 +43,38 @@ class Grid:
     components: tuple[int, ...]
     heads: tuple[tuple[int, int], ...]  # (layer, head), rising
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Checkpoints, components, heads."""
-        return len(self.names), len(self.components), len(self.heads)
+    @classmethod
+    def of(cls, study: Entries, table: pd.DataFrame) -> Grid:
+        """The grid of a study: every head that any checkpoint has."""
+        heads = sorted(set(zip(table["layer"].tolist(), table["head"].tolist(), strict=True)))
+        return cls(study.names, tuple(sorted(set(table["pc"].tolist()))), tuple(heads))
 
-    def places(self, table: pd.DataFrame) -> Places:
-        """The three indices of every row: they take longer to find than values to put there, so find them once."""
-        checkpoint = pd.Index(self.names).get_indexer(pd.Index(table["model"]))
-        component = pd.Index(self.components).get_indexer(pd.Index(table["pc"]))
-        keys = pd.MultiIndex.from_arrays([table["layer"], table["head"]])
-        return checkpoint, component, pd.MultiIndex.from_tuples(self.heads).get_indexer(keys)
+    def places(self, rows: pd.DataFrame) -> Places:
+        """The checkpoint, component (where rows have one) and head of every row; -1 where the grid has none.
 
-    def known(self, table: pd.DataFrame) -> tuple[pd.DataFrame, Places]:
+        They take longer to find than values to put there, so find them once.
+        """
+        components = [pd.Index(self.components).get_indexer(pd.Index(rows["pc"]))] if "pc" in rows.columns else []
+        checkpoint = pd.Index(self.names).get_indexer(pd.Index(rows["model"]))
+        return (checkpoint, *components, self.head_places(rows))
+
+    def head_places(self, rows: pd.DataFrame) -> npt.NDArray[np.int64]:
+        """The head of every row; -1 where the grid does not have it."""
+        heads = pd.MultiIndex.from_arrays([rows["layer"], rows["head"]])
+        return np.asarray(pd.MultiIndex.from_tuples(self.heads).get_indexer(heads), dtype=np.int64)
+
+    def known(self, rows: pd.DataFrame) -> tuple[pd.DataFrame, Places]:
         """The rows that have a place, and their places; large tables are not copied where all rows have one."""
-        places = self.places(table)
+        places = self.places(rows)
         there = np.logical_and.reduce([place >= 0 for place in places])
-        return (table, places) if there.all() else (table[there], tuple(place[there] for place in places))
+        return (rows, places) if there.all() else (rows[there], tuple(place[there] for place in places))
 
     def spread(self, places: Places, values: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
         """Values of rows at the rows' `places`, `fill` elsewhere."""
-        dense = np.full(self.shape, fill, dtype=np.asarray(values).dtype)
+        middle = (len(self.components),) if len(places) > 2 else ()
+        dense = np.full((len(self.names), *middle, len(self.heads)), fill, dtype=np.asarray(values).dtype)
         dense[places] = values
         return dense
-
-
-def grid_of(study: Entries, table: pd.DataFrame) -> Grid:
-    """The grid of a study: every head that any checkpoint has."""
-    heads = table[["layer", "head"]].drop_duplicates().sort_values(["layer", "head"])
-    pairs = tuple((int(a), int(b)) for a, b in heads.itertuples(index=False))
-    return Grid(study.names, tuple(sorted({int(pc) for pc in table["pc"]})), pairs)
-
-
-def page_grid(study: Entries, data: Mapping[str, Any]) -> Grid:
-    """The grid of what `add_tables` returned."""
-    heads = tuple(zip(data["layers"], data["heads"], strict=True))
-    return Grid(study.names, tuple(data["components"]), heads)
 
 
 def page_depth(heads: pd.DataFrame) -> DepthAxis:
@@ -99,17 +97,17 @@ def categories(table: pd.DataFrame) -> npt.NDArray[np.uint8]:
     return codes
 
 
-def add_tables(pack: Pack, results: ResultsFolder) -> dict[str, Any]:
-    """Put all tables of a results folder into the pack; returns what the page must know to read them."""
-    own, common = results.components, results.components_common
-    grid = grid_of(results.study, own)
-    rows = len(own) + (0 if common is None else len(common)) + (0 if results.windows is None else len(results.windows))
+def add_tables(pack: Pack, results: ResultsFolder) -> tuple[Grid, dict[str, Any]]:
+    """Put all tables of a results folder into the pack; returns their grid and what the page must know to read them."""
+    own, common, windows = results.components, results.components_common, results.windows
+    grid = Grid.of(results.study, own)
+    rows = sum(len(table) for table in (own, common, windows) if table is not None)
     kind = "float64" if rows <= EXACT_ROWS else "float32"
     for name, table in (("own", own), ("common", common)):
         if table is not None:
             _add_choice(pack, name, grid, table, kind)
     texts = _add_heads(pack, grid, own)
-    return {
+    return grid, {
         "components": list(grid.components),
         "layers": [layer for layer, _ in grid.heads],
         "heads": [head for _, head in grid.heads],
@@ -118,7 +116,7 @@ def add_tables(pack: Pack, results: ResultsFolder) -> dict[str, Any]:
         "rows": rows,
         "absent": ABSENT,
         "texts": texts,
-        "windows": _add_windows(pack, grid, results.windows, kind),
+        "windows": [] if windows is None or windows.empty else _add_windows(pack, grid, windows, kind),
         "arrays": pack.index,
     }
 
@@ -139,49 +137,36 @@ def _add_choice(pack: Pack, choice: str, grid: Grid, table: pd.DataFrame, kind: 
 
 
 def _add_heads(pack: Pack, grid: Grid, table: pd.DataFrame) -> dict[str, list[str]]:
-    """What a head is, per checkpoint and head: the same for all components, so component 0 says it."""
-    needed = ("model", "layer", "head", "pc", *HEAD_NUMBERS, *HEAD_TEXTS)
-    first = with_layer_kind(table.loc[table["pc"] == 0, [name for name in needed if name in table.columns]])
-    flat = Grid(grid.names, (0,), grid.heads)
-    places = flat.places(first)
+    """Facts of each head by checkpoint; they are the same for all components."""
+    needed = [name for name in (*KEY, *HEAD_NUMBERS, *HEAD_TEXTS) if name in table.columns]
+    first = with_layer_kind(table.loc[table["pc"] == 0, needed])
+    places = grid.places(first)
     for name in HEAD_NUMBERS:
-        numbers = flat.spread(places, column(first, name), np.nan)[:, 0]
+        numbers = grid.spread(places, column(first, name), np.nan)
         pack.add(f"head.{name}", numbers, exact_precision(numbers))
     cells = page_depth(first).cells(first).astype(np.uint8)
-    pack.add("head.depth_cell", flat.spread(places, cells, ABSENT)[:, 0], "uint8")
+    pack.add("head.depth_cell", grid.spread(places, cells, ABSENT), "uint8")
     texts: dict[str, list[str]] = {}
     for name in HEAD_TEXTS:
         values = first[name].fillna("") if name in first.columns else pd.Series("", index=first.index)
         codes, uniques = pd.factorize(values, sort=True)
         if len(uniques) >= ABSENT:
             codes, uniques = np.zeros_like(codes), pd.Index(["various"])
-        pack.add(f"head.{name}", flat.spread(places, codes.astype(np.uint8), ABSENT)[:, 0], "uint8")
+        pack.add(f"head.{name}", grid.spread(places, codes.astype(np.uint8), ABSENT), "uint8")
         texts[name] = [str(value) for value in uniques]
     return texts
 
 
-def _add_windows(pack: Pack, grid: Grid, windows: pd.DataFrame | None, kind: str) -> list[list[int]]:
+def _add_windows(pack: Pack, grid: Grid, windows: pd.DataFrame, kind: str) -> list[list[int]]:
     """Component 0 at several windows: one line of heads per (checkpoint, window); returns those pairs."""
-    if windows is None or windows.empty:
-        return []
-    checkpoint = pd.Index(grid.names).get_indexer(pd.Index(windows["model"]))
-    heads = pd.MultiIndex.from_tuples(grid.heads)
-    place = heads.get_indexer(pd.MultiIndex.from_arrays([windows["layer"], windows["head"]]))
-    pairs = np.stack([checkpoint, windows["window"].to_numpy(np.int64)], axis=1)
-    known = checkpoint >= 0
-    lines, line = np.unique(pairs[known], axis=0, return_inverse=True)
-    rows, line, place = windows[known], line.reshape(-1), place[known]
-    there = place >= 0
+    rows, (checkpoint, place) = grid.known(windows.drop(columns="pc", errors="ignore"))
+    pairs = np.stack([checkpoint, rows["window"].to_numpy(np.int64)], axis=1)
+    lines, line = np.unique(pairs, axis=0, return_inverse=True)
     for name in (*STATISTICS, "category"):
         values = categories(rows) if name == "category" else column(rows, name)
         half = "float64" if kind == "float64" else "float16"
         fill, stored = (ABSENT, "uint8") if name == "category" else (np.nan, half)
-        dense = np.full((len(lines), len(heads)), fill, dtype=values.dtype)
-        dense[line[there], place[there]] = values[there]
+        dense = np.full((len(lines), len(grid.heads)), fill, dtype=values.dtype)
+        dense[line.reshape(-1), place] = values
         pack.add(f"windows.{name}", dense, stored)
     return [[int(index), int(size)] for index, size in lines]
-
-
-def column_names(choices: Sequence[str]) -> list[str]:
-    """The arrays that hold one value per row, for tests and documentation."""
-    return [f"{choice}.{name}" for choice in choices for name in (*STATISTICS, *COUNTS, "category")]

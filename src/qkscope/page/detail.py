@@ -1,9 +1,8 @@
-"""What is bulky: the details of every head that lenses declare, as half floats in a block of its own.
+"""Details of every head that lenses declare, as half floats in a block that the page unpacks when a head is opened.
 
-The page unpacks the block when it is first needed, so that it costs nothing until a head is opened. Numbers that a
-checkpoint's heads share (where a bucket begins, a distance), or a layer's (a token), are stored once; errors take one
-byte each. A study that is too large keeps the detail of as many checkpoints as its room allows: the last, the first,
-then those between, evenly spread. A detail with a room of its own takes nothing from the others.
+Numbers that a checkpoint's heads share (where a bucket begins, a distance), or a layer's (a token), are stored once;
+errors take one byte each. A study that is too large keeps the detail of as many checkpoints as its room allows: the
+last, the first, then those between, evenly spread. A detail with room of its own takes nothing from the others.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ def add_details(
         for choice in tables.get(each.table.name, {})
     ]
     together = [part for part in parts if not part.each.room]
-    kept = kept_checkpoints(len(grid.names), sum(part.mean_bytes(len(grid.names)) for part in together), room)
+    count = len(grid.names)  # of which some have no rows
+    kept = kept_checkpoints(count, sum(part.bytes_each * len(part.known) // max(1, count) for part in together), room)
     described: dict[str, Any] = {}
     for part in parts:
         if part.each.room:
@@ -96,9 +96,9 @@ class _Part:
     rows: pd.DataFrame  # as they are: a large table is not copied
     there: Indices  # the rows that are of the page's checkpoints and heads
     checkpoint: Indices  # of each row
-    unit: Indices  # its head, or its layer
-    units: int
-    layers: int
+    unit: Indices  # of each row: its head, or its layer
+    units: int  # in all
+    layers: int  # in all
     shown: Indices  # places on the second axis
     columns: tuple[str, ...]
     known: list[int]  # checkpoints that have rows
@@ -106,13 +106,14 @@ class _Part:
     @classmethod
     def of(cls, each: Detail, choice: str, grid: Grid, rows: pd.DataFrame) -> _Part:
         checkpoint = pd.Index(grid.names).get_indexer(pd.Index(rows["model"])).astype(np.int64)
-        unit, units = _units(each, grid, rows)
+        layers, by_layer = max(layer for layer, _ in grid.heads) + 1, each.table.per == "layer"
+        unit = rows["layer"].to_numpy(dtype=np.int64) if by_layer else grid.head_places(rows)
         place = rows[each.across].to_numpy(dtype=np.int64)
         there = np.flatnonzero((checkpoint >= 0) & (unit >= 0) & (place >= 0))
         shown = np.arange(int(place[there].max(initial=-1)) + 1)
         columns = tuple(name for name in each.columns if name in rows)
         known = np.unique(checkpoint[there]).tolist()
-        layers = max(layer for layer, _ in grid.heads) + 1
+        units = layers if by_layer else len(grid.heads)
         return cls(each, choice, rows, there, checkpoint, unit, units, layers, shown, columns, known)
 
     @property
@@ -120,10 +121,6 @@ class _Part:
         """What a checkpoint takes: half floats, and one byte for an error or a point that is only drawn."""
         of_heads = self.units * sum(1 if _is_error(name) or self.each.room else 2 for name in self.columns)
         return len(self.shown) * (of_heads + 2 * len(self._shared) + 2 * self.layers * len(self._of_layer))
-
-    def mean_bytes(self, checkpoints: int) -> int:
-        """The same on average over so many checkpoints, of which some have no rows."""
-        return self.bytes_each * len(self.known) // max(1, checkpoints)
 
     @property
     def _shared(self) -> list[str]:
@@ -142,50 +139,37 @@ class _Part:
     def add(self, pack: Pack, grid: Grid, lines: Sequence[int]) -> None:
         """Pack it for these checkpoints."""
         key = f"{self.each.name}.{self.choice}"
-        at = self._placed(len(grid.names), lines)
-        layer = self.rows["layer"].to_numpy(dtype=np.int64)[at.rows]
+        across = self.rows[self.each.across].to_numpy(dtype=np.int64)[self.there]
+        of_line, of_place = np.full(len(grid.names), -1), np.full(int(across.max(initial=-1)) + 1, -1)
+        of_line[list(lines)], of_place[self.shown] = np.arange(len(lines)), np.arange(len(self.shown))
+        line, place = of_line[self.checkpoint[self.there]], of_place[across]
+        packed = (line >= 0) & (place >= 0)
+        rows, line, place = self.there[packed], line[packed], place[packed]
+        layer = self.rows["layer"].to_numpy(dtype=np.int64)[rows]
         for name in self._shared:
-            dense = _spread((len(lines), len(self.shown)), (at.line, at.place), self._numbers(name, at))
+            dense = np.full((len(lines), len(self.shown)), np.nan)
+            dense[line, place] = column(self.rows, name)[rows]
             pack.add(f"{key}.{name}", dense, "float32", coarse=True)
         for name in self._of_layer:
-            values = self._codes(pack, key, name, at) if name in self.each.table.texts else self._numbers(name, at)
-            dense = _spread((len(lines), self.layers, len(self.shown)), (at.line, layer, at.place), values)
+            is_text = name in self.each.table.texts
+            dense = np.full((len(lines), self.layers, len(self.shown)), np.nan)
+            dense[line, layer, place] = self._codes(pack, key, name, rows) if is_text else column(self.rows, name)[rows]
             pack.add(f"{key}.{name}", dense, exact_precision(dense))
         for name in self.columns:
-            shape = (len(lines), self.units, len(self.shown))
-            dense = _spread(shape, (at.line, self.unit[at.rows], at.place), self._numbers(name, at))
-            pack.add(f"{key}.{name}", dense, "lin8" if self.each.room else _precision(name, dense), coarse=True)
+            dense = np.full((len(lines), self.units, len(self.shown)), np.nan)
+            dense[line, self.unit[rows], place] = column(self.rows, name)[rows]
+            halves = error_precision(dense, large=True) if _is_error(name) else precision(dense)
+            pack.add(f"{key}.{name}", dense, "lin8" if self.each.room else halves, coarse=True)
 
-    def _placed(self, checkpoints: int, lines: Sequence[int]) -> _PackedRows:
-        """Where the rows of these checkpoints go, at the places that are shown."""
-        across = self.rows[self.each.across].to_numpy(dtype=np.int64)[self.there]
-        line, place = np.full(checkpoints, -1), np.full(int(across.max(initial=-1)) + 1, -1)
-        line[list(lines)], place[self.shown] = np.arange(len(lines)), np.arange(len(self.shown))
-        of_line, of_place = line[self.checkpoint[self.there]], place[across]
-        packed = (of_line >= 0) & (of_place >= 0)
-        return _PackedRows(self.there[packed], of_line[packed], of_place[packed])
-
-    def _numbers(self, name: str, at: _PackedRows) -> Floats:
-        return column(self.rows, name)[at.rows]
-
-    def _codes(self, pack: Pack, key: str, name: str, at: _PackedRows) -> Floats:
+    def _codes(self, pack: Pack, key: str, name: str, rows: Indices) -> Floats:
         """Words as their places in a list, which is packed with them; NaN where there are none."""
-        codes, words = pd.factorize(self.rows[name].iloc[at.rows])
+        codes, words = pd.factorize(self.rows[name].iloc[rows])
         pack.add_text(f"{key}.{name}.words", json.dumps([_word(str(word)) for word in words]))
         return np.where(codes < 0, np.nan, codes.astype(np.float64))
 
 
-@dataclass(frozen=True)
-class _PackedRows:
-    """Rows that are packed, and where: the checkpoint's line and the place on the second axis."""
-
-    rows: Indices
-    line: Indices
-    place: Indices
-
-
 def _word(cell: str) -> str:
-    """What a cell of words says; one that is no JSON string was written by somebody else, and stays as it is."""
+    """The text of a cell, which is a JSON string; anything else was written by somebody else and stays as it is."""
     try:
         word = json.loads(cell)
     except ValueError:
@@ -193,24 +177,5 @@ def _word(cell: str) -> str:
     return word if isinstance(word, str) else cell
 
 
-def _spread(shape: tuple[int, ...], places: tuple[Indices, ...], values: Floats) -> Floats:
-    dense = np.full(shape, np.nan)
-    dense[places] = values
-    return dense
-
-
-def _precision(name: str, values: Floats) -> str:
-    return error_precision(values, large=True) if _is_error(name) else precision(values)
-
-
 def _is_error(name: str) -> bool:
     return name.endswith(error_name(""))
-
-
-def _units(each: Detail, grid: Grid, rows: pd.DataFrame) -> tuple[Indices, int]:
-    """The place of each row's head, or of its layer."""
-    if each.table.per == "layer":
-        return rows["layer"].to_numpy(dtype=np.int64), max(layer for layer, _ in grid.heads) + 1
-    heads = pd.MultiIndex.from_tuples(grid.heads)
-    place = heads.get_indexer(pd.MultiIndex.from_arrays([rows["layer"], rows["head"]]))
-    return np.asarray(place, dtype=np.int64), len(grid.heads)

@@ -32,9 +32,8 @@ COARSE = 24  # steps in a decade where errors are only drawn and told to two dig
 class Pack:
     """Named arrays and texts on their way into the page."""
 
-    _parts: list[bytes] = field(default_factory=list)
+    _parts: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     index: dict[str, dict[str, Any]] = field(default_factory=dict)  # name: type, shape, first byte
-    _places: dict[str, int] = field(default_factory=dict)  # of the arrays among the parts
     _bytes: int = 0
 
     def add(
@@ -53,57 +52,38 @@ class Pack:
             self.add(f"{name}{ENDS}", ends, "float32")
         plain = np.ascontiguousarray(values, dtype=np.dtype(TYPES[kind]))
         entry["shape"] = list(plain.shape)
-        if like is not None and like != name and kind not in ("log8", "lin8"):
-            entry |= self._other_lines(plain, like)
-        kept = plain[entry["lines"]] if "lines" in entry else plain
-        grouped = kept.reshape(-1).view(np.uint8).reshape(-1, kept.itemsize).T
-        self._places[name] = len(self._parts)
-        self._append(name, entry, grouped.tobytes())
-
-    def _other_lines(self, plain: npt.NDArray[Any], like: str) -> dict[str, Any]:
-        """Which lines are not those of another array; nothing where the two cannot be compared or all differ."""
-        other = self._plain(like)
-        if other is None or other.shape != plain.shape or other.dtype != plain.dtype or plain.ndim < 2:
-            return {}
-        lines = [i for i in range(len(plain)) if plain[i].tobytes() != other[i].tobytes()]
-        return {} if len(lines) == len(plain) else {"like": like, "lines": lines}
-
-    def _plain(self, name: str) -> npt.NDArray[Any] | None:
-        """An array that was added whole, as it was."""
-        entry = self.index.get(name)
-        if entry is None or "lines" in entry:
-            return None
-        kind = np.dtype(TYPES[entry["type"]])
-        raw = np.frombuffer(self._parts[self._places[name]], np.uint8).reshape(kind.itemsize, -1)
-        return np.ascontiguousarray(raw.T).view(kind).reshape(entry["shape"])
+        other = None if like is None or like == name else self._parts.get(like)
+        whole = like is not None and "lines" not in self.index.get(like, {}) and kind not in ("log8", "lin8")
+        if other is not None and whole and plain.ndim > 1 and (other.shape, other.dtype) == (plain.shape, plain.dtype):
+            lines = [i for i in range(len(plain)) if plain[i].tobytes() != other[i].tobytes()]
+            if len(lines) < len(plain):
+                entry |= {"like": like, "lines": lines}
+                plain = plain[lines]
+        self._append(name, entry, plain)
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text."""
-        data = text.encode("utf-8")
+        data = np.frombuffer(text.encode("utf-8"), np.uint8)
         self._append(name, {"type": "text", "shape": [len(data)]}, data)
 
-    def _append(self, name: str, entry: dict[str, Any], data: bytes) -> None:
+    def _append(self, name: str, entry: dict[str, Any], values: npt.NDArray[Any]) -> None:
         if name in self.index:
             raise ValueError(f"the page has {name!r} twice")
         self.index[name] = {**entry, "first": self._bytes}
-        self._parts.append(data)
-        self._bytes += len(data)
+        self._parts[name] = values
+        self._bytes += values.nbytes
 
     def text(self) -> str:
         """Everything, compressed, in letters that mean nothing to HTML."""
         squeezer = zlib.compressobj(9)
-        squeezed = [squeezer.compress(part) for part in self._parts]
+        bytewise = (part.reshape(-1).view(np.uint8).reshape(-1, part.itemsize).T for part in self._parts.values())
+        squeezed = [squeezer.compress(part.tobytes()) for part in bytewise]
         return base64.b64encode(b"".join([*squeezed, squeezer.flush()])).decode("ascii")
 
 
 def squeeze(value: Any) -> str:
     """JSON, compressed, in letters: an index of hundreds of arrays says the same words again and again."""
     return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 9)).decode("ascii")
-
-
-def unsqueeze(text: str) -> Any:
-    """What was squeezed; the browser does the same."""
-    return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def precision(values: npt.NDArray[np.float64]) -> str:
@@ -140,12 +120,6 @@ def to_log8(values: npt.NDArray[np.float64], *, coarse: bool = False) -> tuple[n
     return codes.astype(np.uint8), {"low": low, "high": high, "steps": count}
 
 
-def from_log8(codes: npt.NDArray[np.uint8], low: float, high: float, steps: int) -> npt.NDArray[np.float64]:
-    """What such bytes stand for; the browser does the same."""
-    values = 10.0 ** (low + (codes.astype(np.float64) - 2) / steps * (high - low))
-    return np.where(codes == 0, np.nan, np.where(codes == 1, 0.0, values))
-
-
 def to_lin8(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """Numbers as one byte each, and the smallest and the largest of each line: of the last axis."""
     known = np.isfinite(values)
@@ -156,32 +130,3 @@ def to_lin8(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.uint8], npt
         wide = np.where(ends[..., 1:] > ends[..., :1], ends[..., 1:] - ends[..., :1], 1.0)
         places = np.rint((values - ends[..., :1]) / wide * STEPS) + 1
     return np.where(known, np.nan_to_num(places), 0).astype(np.uint8), ends
-
-
-def from_lin8(codes: npt.NDArray[np.uint8], ends: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What such bytes stand for; the browser does the same."""
-    values = ends[..., :1] + (codes.astype(np.float64) - 1) / STEPS * (ends[..., 1:] - ends[..., :1])
-    return np.where(codes == 0, np.nan, values)
-
-
-def unpack(text: str, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:
-    """What `Pack` was given under this name; the browser does the same."""
-    data = zlib.decompress(base64.b64decode(text))
-    return _read(data, index, name)
-
-
-def _read(data: bytes, index: dict[str, dict[str, Any]], name: str) -> npt.NDArray[Any] | str:
-    entry = index[name]
-    if entry["type"] == "text":
-        return data[entry["first"] : entry["first"] + entry["shape"][0]].decode("utf-8")
-    shape = [len(entry["lines"]), *entry["shape"][1:]] if "lines" in entry else entry["shape"]
-    count, kind = int(np.prod(shape)), np.dtype(TYPES[entry["type"]])
-    raw = np.frombuffer(data, np.uint8, count * kind.itemsize, entry["first"])
-    values: npt.NDArray[Any] = np.ascontiguousarray(raw.reshape(kind.itemsize, count).T).view(kind).reshape(shape)
-    if "lines" in entry:
-        whole = np.array(_read(data, index, entry["like"]))
-        whole[entry["lines"]] = values
-        values = whole
-    if entry["type"] == "lin8":
-        return from_lin8(values, np.asarray(_read(data, index, f"{name}{ENDS}"), dtype=np.float64))
-    return from_log8(values, entry["low"], entry["high"], entry["steps"]) if entry["type"] == "log8" else values

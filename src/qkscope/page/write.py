@@ -1,40 +1,45 @@
-"""`report.html`: everything the page knows, put together and written."""
+"""`report.html`: everything the page knows, put together and written as one file.
 
+Browsers do not load modules from disk, so the modules of `static/` become one module script: each, after those that it
+imports, a function that is called at once and returns its exports. Comment lines and indentation are left out. Modules
+keep three rules, which are checked: an import is one statement `import { a, b } from "./other.js";`, an export stands
+before a declaration, and no text between backticks or comment between /* and */ goes on in the next line.
+
+The policy in the head allows exactly this script and this style, by their hashes, and no request to anywhere.
+"""
+
+import base64
+import hashlib
 import json
-import shlex
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from qkscope._version import __version__
-from qkscope.draw import palette
 from qkscope.files import write_text
-from qkscope.foreign import is_finite
-from qkscope.lenses.categories import CATEGORIES, HIGH, LOW
-from qkscope.lenses.concordance import CONCORDANCE
-from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import Results
-from qkscope.page.arrays import add_tables, page_depth, page_grid
-from qkscope.page.assemble import assemble
+from qkscope.page.about import about_study, commands, facts, legend
+from qkscope.page.arrays import add_tables
 from qkscope.page.detail import add_details
-from qkscope.page.errors import add_errors, add_kinds, add_windows
-from qkscope.page.facts import facts
+from qkscope.page.errors import add_changes, add_errors, add_replicates, add_windows
 from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, lens_tables
 from qkscope.page.pack import Pack, squeeze
-from qkscope.page.paired import add_changes, add_draws
-from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DARK_CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
-from qkscope.results.local_paths import PathShortener, without_local_paths
+from qkscope.results.local_paths import PathShortener
 from qkscope.results.mapped import drop_page_cache
-from qkscope.results.read import Entry, ResultsFolder
-from qkscope.stats import significance
 from qkscope.words.blocks import AnyBlock, to_page
 
-FORMAT = 2
-# Of a checkpoint's record; `tokens` are those that were measured, `trained_tokens` those before the checkpoint.
-SHOWN = ("tokens", "documents", "n_layers", "rope_theta", "model", "model_type", "run", "step", "trained_tokens")
+ENTRY = "main.js"
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function|const|class) (\w+)", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
+_STYLE_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_STRAY = re.compile(r"^\s*(?:import|export)\b", re.MULTILINE)
+# What could end a script element or be read as markup, and the two line ends that JSON allows and old scripts do not.
+_UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -47,104 +52,51 @@ class PageCard:
 
 def page_html(tables: Results, summary: Mapping[str, Any], cards: Sequence[PageCard], out: Path | None = None) -> str:
     """The page as text; `summary` is what the first screen states."""
-    results = tables.files
+    results, lenses = tables.files, registered()
     pack, later = Pack(), Pack()
-    data = add_tables(pack, results)
-    grid = page_grid(results.study, data)
+    grid, data = add_tables(pack, results)
     drop_page_cache()
     large = data["precision"] == "float32"
     add_errors(pack, grid, tables, large=large)
-    add_kinds(pack, grid, tables)
     drop_page_cache()
     of_lenses = lens_tables(tables)
-    shown = {card.figure: True for card in cards}
-    kept = kept_columns(grid, registered(), of_lenses, large=large)
+    kept = kept_columns(grid, lenses, of_lenses, large=large)
+    blocks = {card.figure: to_page(card.blocks) for card in cards}
     about = {
-        **_study(results, tables),
-        **_legend(),
+        **about_study(tables),
+        **legend(),
         "enough": add_windows(pack, grid, tables.own, data["windows"]),
-        "summary": {**summary, "examples": _examples(tables)},
-        "facts": facts(results),
-        "cards": [{"figure": c.figure, "title": card_title(c)} for c in cards],
-        "commands": _commands(results, out),
+        # examples: single heads that show how to read the numbers
+        "summary": {**summary, "examples": [e for each in lenses if each.examples for e in each.examples(tables.own)]},
+        "facts": facts(tables),
+        "cards": [{"figure": name, "title": card_title(name, shown)} for name, shown in blocks.items()],
+        "commands": commands(results, out),
         "data": data,
     }
     kind = tables.own.study.kind
-    shown_lenses = add_lenses(pack, grid, registered(), of_lenses, shown, large=large, kept=kept, kind=kind)
+    shown_lenses = add_lenses(pack, grid, lenses, of_lenses, set(blocks), large=large, kept=kept, kind=kind)
     long: dict[str, Any] = {"lenses": shown_lenses}
-    long |= _own_views(tables, taken=(*about, *long))
+    for view in (view for lens in lenses for view in lens.own_views):
+        if view.name in about or view.name in long:
+            raise ValueError(f"the page has something else under the name of the view {view.name!r}")
+        long[view.name] = view.data(tables)
     drop_page_cache()
-    add_mean_errors(pack, grid, registered(), tables)
-    add_draws(pack, grid, tables)
+    add_mean_errors(pack, grid, lenses, tables)
+    add_replicates(pack, grid, tables)
     data["changes"], data["columnsAt"] = add_changes(pack, grid, tables), kept
     data["detail"] = add_details(later, grid, of_lenses)
     shared = PathShortener().value(results.provenance.to_json(), PROVENANCE_JSON)
     later.add_text("provenance", json.dumps(shared, indent=1, ensure_ascii=False))
-    later.add_text("cards", json.dumps([to_page(card.blocks) for card in cards], ensure_ascii=False))
+    later.add_text("cards", json.dumps(list(blocks.values()), ensure_ascii=False))
     about["long"] = squeeze(long)
     data["arrays"], data["later"] = squeeze(pack.index), squeeze(later.index)
     return assemble(about, pack.text(), later.text())
 
 
-def _examples(tables: Results) -> list[Mapping[str, Any]]:
-    """Single heads that show how to read the numbers."""
-    return [each for lens in registered() if lens.examples is not None for each in lens.examples(tables.own)]
-
-
-def _own_views(tables: Results, taken: Sequence[str]) -> dict[str, Any]:
-    """What lenses have for views of their own, by the names under which these find it."""
-    views = [view for lens in registered() for view in lens.own_views]
-    for view in views:
-        if view.name in taken:
-            raise ValueError(f"the page has something else under the name of the view {view.name!r}")
-    return {view.name: view.data(tables) for view in views}
-
-
-def _study(results: ResultsFolder, tables: Results) -> dict[str, Any]:
-    """Who is compared, and how."""
-    study, axis = results.study, page_depth(tables.own.heads)
-    return {
-        "format": FORMAT,
-        "version": __version__,
-        "title": study.title,
-        "span": study.span,
-        "kind": study.kind,
-        "oneRun": study.one_run,
-        "noun": study.noun,
-        "axis": _axis(results),
-        "layerKinds": kinds_in_order(tables.own.heads["layer_kind"]),
-        "checkpoints": [_checkpoint(c) for c in study.checkpoints],
-        "critical": [float(significance.critical_value(tables.own.freedom(name))) for name in study.names],
-        "unmeasured": list(results.unmeasured),
-        "depth": {"byLayer": axis.layers is not None, "columns": list(axis.columns)},
-    }
-
-
-def _legend() -> dict[str, Any]:
-    """Categories, thresholds and colours."""
-    return {
-        "categories": [_category(name) for name in CATEGORIES],
-        "against": _category(AGAINST),
-        "thresholds": {"high": HIGH, "low": LOW, "concordance": CONCORDANCE},
-        "colours": {
-            "blue": palette.BLUE,
-            "red": palette.RED,
-            "diverging": list(DIVERGING),
-            "sequential": list(SEQUENTIAL),
-            "parts": list(SERIES),
-            "causes": palette.CAUSE_COLOURS,
-        },
-    }
-
-
-def _category(name: str) -> dict[str, str]:
-    return {"name": name, "colour": CATEGORY_COLOURS[name], "dark": DARK_CATEGORY_COLOURS[name]}
-
-
-def card_title(card: PageCard) -> str:
-    """Its first heading."""
-    first = next((block for block in to_page(card.blocks) if block["kind"] == "heading"), None)
-    return card.figure if first is None else "".join(text for _, text in first["runs"])
+def card_title(figure: str, blocks: Sequence[Mapping[str, Any]]) -> str:
+    """The first heading of a card."""
+    first = next((block for block in blocks if block["kind"] == "heading"), None)
+    return figure if first is None else "".join(text for _, text in first["runs"])
 
 
 def write_page(tables: Results, summary: Mapping[str, Any], cards: Sequence[PageCard], out: Path | None = None) -> Path:
@@ -154,35 +106,85 @@ def write_page(tables: Results, summary: Mapping[str, Any], cards: Sequence[Page
     return path
 
 
-def _axis(results: ResultsFolder) -> dict[str, Any]:
-    """By which number of the checkpoints (`step`, `trained_tokens`) an axis may be, and how."""
-    study = results.study
-    by = {"entries": None, "step": "step", "tokens": "trained_tokens"}[study.axis]
-    return {"by": by if study.amounts else None, "scale": study.axis_scale}
+# --- one file ---------------------------------------------------------------------------------------
 
 
-def _checkpoint(checkpoint: Entry) -> dict[str, Any]:
-    """What the page shows about a checkpoint; anything that is not a plain value stays in the provenance."""
-    record = checkpoint.record
-    shown = {key: getattr(record, key) for key in SHOWN}
-    texts = {key: without_local_paths(value) for key, value in shown.items() if isinstance(value, str)}
-    plain = {key: value for key, value in shown.items() if is_finite(value)} | texts
-    layers = [number for number in record.layers_without_attention or [] if number is not None]
-    return {
-        "name": checkpoint.name,
-        "label": checkpoint.label,
-        "phase": checkpoint.phase,
-        "context": checkpoint.context,
-        "withoutAttention": layers,
-        **plain,
+def static(name: str) -> str:
+    """A file of the page as it is in the package."""
+    return resources.files("qkscope.page").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def modules() -> list[str]:
+    """The names of all modules that the page needs, each after those it imports."""
+    order: list[str] = []
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            raise ValueError(f"modules import each other in a circle: {' > '.join([*path, name])}")
+        if name not in order:
+            for _, other in _IMPORT.findall(static(name)):
+                visit(f"{other}.js", [*path, name])
+            order.append(name)
+
+    visit(ENTRY, [])
+    return order
+
+
+def script() -> str:
+    """All modules as one."""
+    text = "\n".join(_as_function(name, static(name)) for name in modules())
+    if "</script" in text.lower() or "<!--" in text:
+        raise ValueError("a module contains text that would end its script element")
+    return text
+
+
+def _as_function(name: str, body: str) -> str:
+    exported = [match[2] for match in _EXPORT.finditer(body)]
+    body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const {\1} = module_\2;", body))
+    if _STRAY.search(body):
+        raise ValueError(f"{name}: an import or export that the page cannot put in line")
+    body = without_indentation(_COMMENT.sub("", body))
+    for line in body.splitlines():
+        if line.count("`") % 2 or ("/*" in line and "*/" not in line):
+            raise ValueError(f"{name}: text or a comment that goes on in the next line, which the page cannot shorten")
+    variable = f"module_{name.removesuffix('.js')}"
+    return f"const {variable} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def without_indentation(text: str) -> str:
+    """Lines without indentation, empty ones left out: a tenth of what the page would carry."""
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def style() -> str:
+    """The style without comments."""
+    return without_indentation(_STYLE_COMMENT.sub("", static("page.css")))
+
+
+def safe_json(value: Any) -> str:
+    """JSON that stays JSON inside a script element, whatever the names in it are."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
+
+
+def page_policy() -> str:
+    """The policy of the page that this version writes: our own script and style, and pictures made by the page."""
+    hashes = [hashlib.sha256(f"\n{text}".encode()).digest() for text in (script(), style())]
+    code, look = (f"'sha256-{base64.b64encode(each).decode('ascii')}'" for each in hashes)
+    return (
+        f"default-src 'none'; script-src {code}; style-src {look}; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def assemble(about: dict[str, Any], packed: str, later: str = "") -> str:
+    """The page; `later` is what it unpacks when it is first needed."""
+    filled = {
+        "policy": page_policy(),
+        "style": f"\n{style()}",
+        "about": safe_json(about),
+        "pack": packed,
+        "later": later,
+        "script": f"\n{script()}",
     }
-
-
-def _commands(results: ResultsFolder, out: Path | None) -> list[list[str]]:
-    """What made the numbers, and what makes the page from them wherever the folder is now."""
-    made = results.provenance.command
-    page = ["this page, in its folder", "qkscope report ."]
-    if out is not None:
-        page = ["this page", shlex.join(["qkscope", "report", str(results.source), "--out", str(out)])]
-    commands = [*([["the tables", made]] if made else []), page]
-    return [[what, without_local_paths(command)] for what, command in commands]
+    # One pass, so that text that looks like a placeholder stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], static("page.html"))

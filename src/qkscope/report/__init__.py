@@ -1,7 +1,4 @@
-"""The report driver: summaries, figures with cards, page.
-
-`qkscope.report` is this room and a function at once: `qkscope.report("results/my_study")` writes a report.
-"""
+"""The report: summary, figures with cards, page. `qkscope.report("results/my_study")` writes one."""
 
 from __future__ import annotations
 

@@ -23,10 +23,7 @@ def claims_page(tables: Results) -> list[AnyBlock]:
     if not tables.own.has(NAME):
         return []
     one_run = tables.own.study.one_run
-    rows: list[list[Text]] = []
-    for claim in CLAIMS:
-        if claim.about == "entry" or one_run:
-            rows += _rows(claim, tables)
+    claims = [claim for claim in CLAIMS if claim.about == "entry" or one_run]
     titles = ["Claim", "Statistic (above 0 if the claim holds)", "Checkpoint" if one_run else "Model", "Population"]
     titles += ["Native context length", *(["Common window"] if tables.common is not None else []), "Figures"]
     return [
@@ -37,25 +34,28 @@ def claims_page(tables: Results) -> list[AnyBlock]:
             "0 under both standard errors: over documents (first) and over KV heads (second). The numbers are in ",
             Code("claims.csv"), ".",
         ),
-        TableBlock(titles, rows),
+        TableBlock(titles, [row for claim in claims for row in _rows(claim, tables)]),
     ]  # fmt: skip
 
 
 def _rows(claim: Claim, tables: Results) -> list[list[Text]]:
-    """One row for a run; one per model."""
-    study = tables.own.study
-    here = _of(claim, tables.own)
-    if here.empty:
-        return []
-    names = [_cited(claim, here)] if study.one_run else [str(name) for name in here["model"]]
-    rows: list[list[Text]] = []
-    for name in names:
-        verdicts: list[Text] = [_verdict(claim, at, name) for at in tables.views()]
-        population = str(here[here["model"] == name]["population"].iloc[0])
-        label = shortened(study.labels[name]) if claim.about == "entry" else f"to {shortened(study.labels[name])}"
-        figures = ", ".join(figure.replace("_", " ") for figure in claim.figures)
-        rows.append([claim.sentence(one_run=study.one_run), claim.statistic, label, population, *verdicts, figures])
-    return rows
+    """One row for a run, about the checkpoint that the claim cites; one per model otherwise."""
+    study, here = tables.own.study, _of(claim, tables.own).set_index("model")
+    names = [str(name) for name in here.index]
+    if study.one_run:
+        names = names[:1] if claim.cited == "first" else names[-1:]
+    figures = ", ".join(figure.replace("_", " ") for figure in claim.figures)
+    return [
+        [
+            claim.sentence(one_run=study.one_run),
+            claim.statistic,
+            f"{'' if claim.about == 'entry' else 'to '}{shortened(study.labels[name])}",
+            str(here.loc[name, "population"]),
+            *(_verdict(claim, at, name) for at in tables.views()),
+            figures,
+        ]
+        for name in names
+    ]
 
 
 def _of(claim: Claim, at: WindowView) -> pd.DataFrame:
@@ -63,19 +63,12 @@ def _of(claim: Claim, at: WindowView) -> pd.DataFrame:
     return table[table["claim"] == claim.name]
 
 
-def _cited(claim: Claim, rows: pd.DataFrame) -> str:
-    return str(rows["model"].iloc[0 if claim.cited == "first" else -1])
-
-
 def _verdict(claim: Claim, at: WindowView, model: str) -> str:
     """`supported (0.52 ± 0.01, ± 0.08)`, or why it is undecided."""
-    if not at.has(NAME):
+    rows = _of(claim, at) if at.has(NAME) else None
+    if rows is None or not (rows["model"] == model).any():
         return "–"
-    rows = _of(claim, at)
-    rows = rows[rows["model"] == model]
-    if rows.empty:
-        return "–"
-    row = rows.iloc[0]
+    row = rows[rows["model"] == model].iloc[0]
     if row["verdict"] == Ruling.UNDECIDED:
         return f"undecided: {row['why']}"
     value, documents, heads = (float(row[name]) for name in ("value", "value_se", "value_se_heads"))

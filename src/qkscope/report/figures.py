@@ -1,36 +1,54 @@
-"""Draw what a study carries into `figures/<folder>/`, each figure next to its card, with a gallery of all."""
+"""Draw what a study carries into `figures/<folder>/`, each figure next to its card; `figures/README.md` lists all."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from qkscope.draw import style
 from qkscope.files import write_text
+from qkscope.foreign import is_finite
 from qkscope.lenses.base import Figure
 from qkscope.lenses.views import Results
+from qkscope.page.about import facts
 from qkscope.processes import over_cores
-from qkscope.report.cards import figure_card
-from qkscope.report.catalogue import drawable, folder_name
-from qkscope.report.charts import draw_chart
-from qkscope.report.charts.layout import hide_titles
-from qkscope.report.gallery import gallery
+from qkscope.report.cards import draw_chart, drawable, figure_card, folder_name, takeaways
 from qkscope.report.published import PUBLISHED, published_folder
-from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder, gallery_path
+from qkscope.results.folder import (
+    CARD,
+    FIGURE,
+    FIGURE_FILES,
+    FIGURE_PNG,
+    FIGURE_SVG,
+    PROVENANCE_JSON,
+    entries,
+    figure_folder,
+    figures_folder,
+    gallery_path,
+)
 from qkscope.results.mapped import drop_page_cache
+from qkscope.results.read import Entry, phase_segments
 from qkscope.results.remove import remove_figure
-from qkscope.words.blocks import to_markdown
+from qkscope.text import counted
+from qkscope.words.blocks import AnyBlock, Code, Picture, Strong, bullet, heading, paragraph, to_markdown
+from qkscope.words.phrases import listed, shortened
 
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
+LISTED_CHECKPOINTS = 12  # of a phase
 
 
 def write_figure(
     figure: Figure, tables: Results, folder: Path, *, name: str | None = None, titles: bool = True
 ) -> list[Path]:
-    """Draw one figure, with its card, into the folder `figures/<name>`; returns what was written."""
+    """Draw one figure, with its card, into the folder `figures/<name>`; returns what was written.
+
+    Without `titles` it has no headline and no note, for papers with captions of their own.
+    """
     place = figure_folder(folder, name or folder_name(figure))
     picture = draw_chart(figure, tables)
-    style.save(picture if titles else hide_titles(picture), place)
+    for text in picture.texts:
+        text.set_visible(titles or text.get_gid() not in ("title", "note"))
+    style.save_as(picture, place / FIGURE_PNG, place / FIGURE_SVG)
     write_text(place / CARD, to_markdown(figure_card(figure, tables)))
     drop_page_cache()
     return [place / each for each in FIGURE_FILES]
@@ -52,7 +70,7 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
 
     written = [path for paths in over_cores(write, list(named.items()), WORTH_SHARING) for path in paths]
     remove_stale_figures(folder, set(named))
-    write_text(gallery_path(folder), to_markdown(gallery(shown, tables)))
+    write_text(gallery_path(folder), to_markdown(_gallery(shown, tables)))
     return [*written, gallery_path(folder)]
 
 
@@ -61,3 +79,58 @@ def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:
     for entry in entries(figures_folder(folder)):
         if FIGURE.fullmatch(entry.name) and entry.name not in drawn:
             remove_figure(folder, entry.name)
+
+
+def _gallery(figures: Sequence[Figure], tables: Results) -> list[AnyBlock]:
+    """Every figure with a thumbnail and one sentence, and what produced all of them, stated once."""
+    blocks: list[AnyBlock] = [heading(1, f"{shortened(tables.own.study.title)}: figures")]
+    for title, is_main in (("Main figures", True), ("Appendix", False)):
+        part = [figure for figure in figures if (figure.number is not None) is is_main]
+        blocks += [heading(2, title)] if part else []
+        for figure in part:
+            place = folder_name(figure)
+            blocks += [
+                heading(3, figure.title),
+                paragraph(next(iter(takeaways(figure, tables)), figure.caption)),
+                Picture(f"{place}/{FIGURE_PNG}", figure.title, f"{place}/{CARD}"),
+            ]
+    corpus = tables.files.provenance.corpus
+    fingerprint = corpus.fingerprint if corpus is not None else None
+    return [
+        *blocks,
+        heading(2, "How these figures were produced"),
+        *(bullet(Strong(title), f": {text}") for title, text in facts(tables)),
+        *([bullet(Strong("Corpus fingerprint"), ": ", Code(fingerprint))] if fingerprint else []),
+        bullet(Strong("Settings"), ":"),
+        *(bullet(line, level=1) for line in _settings(tables.own.study.checkpoints)),
+        bullet(Strong("Command"), ": ", Code("qkscope report RESULTS"), "; provenance: ", Code(PROVENANCE_JSON)),
+    ]
+
+
+def _settings(checkpoints: Sequence[Entry]) -> list[str]:
+    """The checkpoints of each phase with their contexts, RoPE bases and longest contexts."""
+    lines = []
+    for phase, first, last in phase_segments(checkpoints):
+        group = checkpoints[first : last + 1]
+        title = shortened(phase) if phase else "All" if len(group) == len(checkpoints) else "No phase"
+        names = [shortened(c.label) for c in group]
+        if len(names) > LISTED_CHECKPOINTS:
+            names = [f"{counted(len(names), 'checkpoint')} from {names[0]} to {names[-1]}"]
+        parts = [
+            ("context", [c.context for c in group], " tokens"),
+            ("rope_theta", [c.record.rope_theta for c in group], ""),
+            ("max_position_embeddings", [c.record.max_position_embeddings for c in group], ""),
+        ]
+        known = [(name, [_spelled(v) for v in values if v is not None], unit) for name, values, unit in parts]
+        settings = ", ".join(f"{name} {listed(list(dict.fromkeys(v)))}{unit}" for name, v, unit in known if v)
+        lines.append(f"{title}: {listed(names)}{f' ({settings})' if settings else ''}")
+    return lines
+
+
+def _spelled(value: object) -> str:
+    """A setting as text; a mapping, such as a base for each kind of layer, in words."""
+    if isinstance(value, Mapping):
+        return listed([f"{_spelled(v)} for {shortened(str(k))} layers" for k, v in list(value.items())[:8]])
+    if is_finite(value):
+        return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+    return shortened(str(value))

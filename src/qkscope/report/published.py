@@ -17,10 +17,9 @@ from qkscope.draw.curves import draw_band_line, spread_keys
 from qkscope.lenses.base import Figure
 from qkscope.lenses.categories import CATEGORIES, CATEGORY_COLOURS, HIGH, LOW
 from qkscope.lenses.charts import Drawing
-from qkscope.lenses.depth_axis import depth_axis
-from qkscope.lenses.views import Results, WindowView, named_entries
-from qkscope.report.charts.shares import label_depth
-from qkscope.results.read import phase_segments
+from qkscope.lenses.views import Results, WindowView
+from qkscope.report.charts.maps import color_bar, depth_means, label_checkpoints, print_values
+from qkscope.report.charts.means import print_shares
 
 NUMBERED_SHARE = 0.05  # from this share on there is room for its number
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)
@@ -29,59 +28,54 @@ GRID = (2, 3)
 
 def position_signal(tables: Results) -> Picture:
     """Mean r_q and r_k at each checkpoint with bands of ± 1 standard deviation."""
-    at, table = tables.own, tables.own.mean_table(("r_q", "r_k"))
-    figure = _canvas(at, 9.0, 4.2, f"Position Correlation on PC0 {style.span_title(at.study)}")
-    axes = figure.subplots()
-    for measure, color, marker in (("r_q", style.BLUE, "o"), ("r_k", style.RED, "s")):
-        draw_band_line(
-            axes, table, measure, colour=color, marker=marker, label=f"mean ${measure}$", joined=at.study.one_run
-        )
+    lines = (("r_q", style.BLUE, "o", "mean $r_q$"), ("r_k", style.RED, "s", "mean $r_k$"))
+    figure, axes = _band_lines(tables.own, 4.2, "Position Correlation on PC0", lines)
     axes.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=2, gid="zero")
     axes.set_ylim(top=max(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("Pearson r with position")
-    style.checkpoint_axis(axes, at.study)
-    _legend(figure, axes, bool(table["r_q_se"].notna().any()))
     return style.finish(figure)
+
+
+def explained_variance(tables: Results) -> Picture:
+    """Mean share of the variance of queries and keys on PC0, with a band of ± 1 standard deviation."""
+    lines = (("explained_variance", style.PURPLE, "o", "mean over heads"),)
+    figure, axes = _band_lines(tables.own, 4.0, "PC0 Explained Variance", lines)
+    axes.set_ylim(max(0.0, axes.get_ylim()[0]), min(1.0, axes.get_ylim()[1]))
+    axes.set_ylabel("mean explained variance ratio")
+    return style.finish(figure)
+
+
+def _band_lines(
+    at: WindowView, height: float, headline: str, lines: tuple[tuple[str, str, str, str], ...]
+) -> tuple[Picture, Axes]:
+    table = at.mean_table([measure for measure, *_ in lines])
+    figure = _canvas(at, 9.0, height, f"{headline} {at.study.span.title()}")
+    axes = figure.subplots()
+    for measure, color, marker, label in lines:
+        draw_band_line(axes, table, measure, colour=color, marker=marker, label=label, joined=at.study.one_run)
+    style.checkpoint_axis(axes, at.study)
+    keys = spread_keys(style.GREY, bool(table[f"{lines[0][0]}_se"].notna().any()))
+    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 2 + len(keys))
+    return figure, axes
 
 
 def taxonomy_evolution(tables: Results) -> Picture:
     """Stacked fractions of heads per category; categories without any head are left out."""
     at, table = tables.own, tables.own.mean_table(CATEGORIES)
-    figure = _canvas(at, 9.0, 4.6, f"Head Taxonomy Evolution {style.span_title(at.study)}")
-    axes, bottom = figure.subplots(), np.zeros(len(table))
+    figure = _canvas(at, 9.0, 4.6, f"Head Taxonomy Evolution {at.study.span.title()}")
+    axes, bottom, x = figure.subplots(), np.zeros(len(table)), np.arange(len(table))
     shown = [name for name in CATEGORIES if (table[name] > 0).any()]
-    for category in shown:
-        heights, color = table[category].to_numpy(float), CATEGORY_COLOURS[category]
-        axes.bar(
-            range(len(table)), heights, 0.74, bottom=bottom, color=color, edgecolor="white", linewidth=0.5,
-            label=category, zorder=2, gid=category,
-        )  # fmt: skip
-        for x, (height, low) in enumerate(zip(heights, bottom, strict=True)):
-            if height >= NUMBERED_SHARE:
-                axes.text(x, low + height / 2, f"{100 * height:.0f}%", ha="center", va="center", fontsize=7.5,
-                          color=style.readable_on(color), zorder=3, gid="share")  # fmt: skip
+    for name in shown:
+        heights, color = table[name].to_numpy(float), CATEGORY_COLOURS[name]
+        axes.bar(x, heights, 0.74, bottom=bottom, color=color, edgecolor="white", linewidth=0.5, label=name, zorder=2,
+                 gid=name)  # fmt: skip
+        print_shares(axes, x, heights, bottom, color, NUMBERED_SHARE, "{:.0f}%", 7.5)
         bottom = bottom + heights
     axes.set_ylim(0.0, 1.0)
     axes.set_ylabel("fraction of heads")
     style.checkpoint_axis(axes, at.study)
     keys = [Patch(facecolor=CATEGORY_COLOURS[name], label=name) for name in reversed(shown)]
     axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
-    return style.finish(figure)
-
-
-def explained_variance(tables: Results) -> Picture:
-    """Mean share of the variance of queries and keys on PC0, with a band of ± 1 standard deviation."""
-    at, table = tables.own, tables.own.mean_table(("explained_variance",))
-    figure = _canvas(at, 9.0, 4.0, f"PC0 Explained Variance {style.span_title(at.study)}")
-    axes = figure.subplots()
-    draw_band_line(
-        axes, table, "explained_variance", colour=style.PURPLE, marker="o", label="mean over heads",
-        joined=at.study.one_run,
-    )  # fmt: skip
-    axes.set_ylim(max(0.0, axes.get_ylim()[0]), min(1.0, axes.get_ylim()[1]))
-    axes.set_ylabel("mean explained variance ratio")
-    style.checkpoint_axis(axes, at.study)
-    _legend(figure, axes, bool(table["explained_variance_se"].notna().any()))
     return style.finish(figure)
 
 
@@ -93,6 +87,19 @@ def layer_heatmap_rq(tables: Results) -> Picture:
 def layer_heatmap_rk(tables: Results) -> Picture:
     """Mean r_k by checkpoint and depth, Reds from 0 to 1, values printed."""
     return _heatmap(tables.own, "r_k", "Reds")
+
+
+def _heatmap(at: WindowView, measure: str, colors: str) -> Picture:
+    means = np.round(depth_means(at, measure), 2) + 0.0  # colors follow what is printed
+    headline = f"Mean ${measure}$ (PC0) by Layer Depth {at.study.span.title()}"
+    figure = _canvas(at, 9.4, max(2.6, len(means) * 0.34 + 1.4), headline)
+    axes = figure.subplots()
+    colormap = matplotlib.colormaps[colors].with_extremes(bad="#f3f4f6")
+    image = axes.imshow(means, cmap=colormap, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest", gid="means")
+    print_values(axes, means, image, 2, 8.0)
+    label_checkpoints(axes, at, 36)
+    color_bar(figure, axes, image, pad=0.02, aspect=18).set_label(f"mean ${measure}$")
+    return style.finish(figure)
 
 
 def rq_rk_scatter_grid(tables: Results) -> Picture:
@@ -111,8 +118,7 @@ def rq_rk_scatter_grid(tables: Results) -> Picture:
             for level in (threshold, -threshold):
                 axes.axhline(level, color=style.LINE, linewidth=0.7, linestyle="--", zorder=1)
         axes.axhline(0.0, color=style.GREY, linewidth=0.9, gid="zero")
-        axes.set_xlim(*X_LIMITS)
-        axes.set_ylim(*Y_LIMITS)
+        axes.set(xlim=X_LIMITS, ylim=Y_LIMITS)
         axes.set_title(style.plain(at.study.labels[name]), fontsize=9.5, loc="left")
     for place, axes in enumerate(grid.flat):
         axes.set_visible(place < len(names))
@@ -129,45 +135,9 @@ def _canvas(at: WindowView, width: float, height: float, headline: str) -> Pictu
     return style.new_figure(width, height, at.study, headline, note)
 
 
-def _legend(figure: Picture, axes: Axes, errors: bool) -> None:
-    keys = spread_keys(style.GREY, errors)
-    style.header_legend(figure, [*axes.get_legend_handles_labels()[0], *keys], 2 + len(keys))
-
-
-def _heatmap(at: WindowView, measure: str, colors: str) -> Picture:
-    study, axis = at.study, depth_axis(at)
-    cells = [axis.part(cell) for cell in range(axis.size)]
-    means = np.array([[at.panel.mean(measure, name, part) for part in cells] for name in at.names], dtype=float)
-    means = np.round(means, 2) + 0.0  # colors follow what is printed
-    headline = f"Mean ${measure}$ (PC0) by Layer Depth {style.span_title(study)}"
-    figure = _canvas(at, 9.4, max(2.6, len(means) * 0.34 + 1.4), headline)
-    axes = figure.subplots()
-    colormap = matplotlib.colormaps[colors].with_extremes(bad="#f3f4f6")
-    image = axes.imshow(means, cmap=colormap, vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest", gid="means")
-    for row, column in np.argwhere(np.isfinite(means)):
-        red, green, blue, _ = colormap(float(means[row, column]))
-        axes.text(column, row, style.signed(float(means[row, column])), ha="center", va="center", fontsize=8.0,
-                  color=style.readable_on((red, green, blue)), gid="cell", in_layout=False)  # fmt: skip
-    axes.set_yticks(range(len(means)), [style.plain(entry.label, 36) for entry in study.checkpoints])
-    label_depth(axes, axis, at, named_entries(study)[-1].name)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    for _, first, _ in phase_segments(study.checkpoints)[1:]:
-        axes.axhline(first - 0.5, color="white", linewidth=2.5, gid="phase")
-    bar = figure.colorbar(image, ax=axes, pad=0.02, aspect=18)
-    bar.set_label(f"mean ${measure}$")
-    bar.outline.set_visible(False)
-    return style.finish(figure)
-
-
-def _declared(name: str, title: str, caption: str, measures: tuple[str, ...]) -> Figure:
-    return Figure(name, title, Drawing(f"qkscope.report.published:{name}", measures), caption)
-
-
 # By the names of the functions in the published documents.
 PUBLISHED = {
-    script: _declared(draw.__name__, title, caption, measures)
+    script: Figure(draw.__name__, title, Drawing(f"{__name__}:{draw.__name__}", measures), caption)
     for script, draw, title, measures, caption in (
         ("smollm_fig01_position_signal_over_training", position_signal, "Position Correlation on PC0", ("r_q", "r_k"),
          "Mean r_q (blue circles) and r_k (red squares) over all heads. Bands: ± 1 SD over heads."),

@@ -12,21 +12,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from qkscope.errors import InputError
 from qkscope.files import as_path
+from qkscope.lenses.base import Figure as Declared
 from qkscope.lenses.long_tables import changes_table, means_table
 from qkscope.lenses.views import Results, WindowView, build_tables, summary_file
+from qkscope.page.write import write_page
+from qkscope.report.cards import draw_chart, drawable, figure_card
+from qkscope.report.summary import summarize
+from qkscope.report.write import page_cards
+from qkscope.results.entries import Entries
 from qkscope.results.folder import MOMENTS_SUFFIX, plain_name
 from qkscope.results.read import load_results
 from qkscope.text import closest
+from qkscope.words.blocks import to_markdown
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
-    from qkscope.lenses.base import Figure as Declared
     from qkscope.moments.moments import Moments
-    from qkscope.results.entries import Entries
 
 OWN, COMMON = "own", "common"
 
@@ -53,7 +59,13 @@ class StudyResults(Results):
     def heads(self, window: str | int = OWN, *, common: bool = False) -> pd.DataFrame:
         """One row per checkpoint and head, with every measure of every lens."""
         if isinstance(window, int) and not isinstance(window, bool):
-            return self._heads_at(window)
+            rows = self.own.windows
+            known = set() if rows is None else {int(each) for each in rows["window"]}
+            if rows is None or window not in known:
+                known_window = closest(str(window), sorted(known))
+                raise InputError(f"{self.folder} was not measured at a window of {window}{known_window}")
+            # Copied into a block per type: pandas is slow, and warns, where each of hundreds of columns is a block.
+            return self.own.derived(rows[rows["window"] == window].reset_index(drop=True).copy())
         return self._view(window, common).heads.copy()
 
     def means(self, *measures: str) -> pd.DataFrame:
@@ -75,29 +87,18 @@ class StudyResults(Results):
 
     def figure(self, name: str) -> Figure:
         """A figure of the report, as a matplotlib figure."""
-        from qkscope.report.charts import draw_chart
-
         return draw_chart(self._drawable(name), self)
 
     def card(self, name: str) -> str:
         """What a figure shows, in words (Markdown)."""
-        from qkscope.report.cards import figure_card
-        from qkscope.words.blocks import to_markdown
-
         return to_markdown(figure_card(self._drawable(name), self))
 
     def summary(self) -> str:
         """Headline, findings and heads to inspect first, as `qkscope report` prints them."""
-        from qkscope.report.summary import summarize
-
         return str(summarize(self))
 
     def page(self, out: Path | str | None = None) -> Path:
         """Write the interactive page, `report.html`, into the results folder or into `out`; returns where it is."""
-        from qkscope.page.write import write_page
-        from qkscope.report.summary import summarize
-        from qkscope.report.write import page_cards
-
         if out is None and (self.temporary is not None or self.files.folder != self.files.source):
             out = Path.cwd()
         place = None if out is None else as_path(out, "out")
@@ -106,18 +107,7 @@ class StudyResults(Results):
     @property
     def figures(self) -> list[str]:
         """Names of all figures that these results carry."""
-        from qkscope.report.catalogue import drawable
-
         return [figure.name for figure in drawable(self)]
-
-    def _heads_at(self, window: int) -> pd.DataFrame:
-        rows = self.own.windows
-        here = None if rows is None else rows[rows["window"] == window]
-        if here is None or here.empty:
-            known = [] if rows is None else sorted({int(each) for each in rows["window"]})
-            raise InputError(f"{self.folder} was not measured at a window of {window}{closest(str(window), known)}")
-        # Copied into a block per type: pandas is slow, and warns, where each of hundreds of columns is a block.
-        return self.own.derived(here.reset_index(drop=True).copy())
 
     def _known(self, measures: tuple[str, ...]) -> tuple[str, ...] | None:
         for name in measures:
@@ -126,12 +116,10 @@ class StudyResults(Results):
         return measures or None
 
     def _drawable(self, name: str) -> Declared:
-        from qkscope.report.catalogue import drawable
-
-        for figure in drawable(self):
-            if figure.name == name:
-                return figure
-        raise InputError(f"{self.folder} has no figure {name!r}{closest(name, self.figures)}")
+        known = {figure.name: figure for figure in drawable(self)}
+        if name not in known:
+            raise InputError(f"{self.folder} has no figure {name!r}{closest(name, list(known))}")
+        return known[name]
 
     def _view(self, window: str | int, common: bool) -> WindowView:
         if window not in (OWN, COMMON):

@@ -1,18 +1,21 @@
 """The report of a results folder: tables, figures with a card next to each, claims, and the interactive page."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qkscope.files import require_writable, write_text
+import pandas as pd
+
+from qkscope.files import replacing, require_writable, write_text
+from qkscope.lenses.long_tables import changes_pieces, head_changes, means_pieces
 from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import PageCard, write_page
-from qkscope.report.cards import figure_card
-from qkscope.report.catalogue import catalogue, drawable
+from qkscope.report.cards import drawable, figure_card
 from qkscope.report.claims import claims_page
 from qkscope.report.summary import summarize
-from qkscope.report.tables import write_long_tables
-from qkscope.results.folder import CLAIMS_MD, results_file
+from qkscope.results.csv_files import write_csv_pieces
+from qkscope.results.folder import CHANGES_CSV, CLAIMS_MD, HEAD_CHANGES_PARQUET, MEANS_CSV, results_file, table_path
 from qkscope.results.read import load_results
-from qkscope.results.remove import remove_unfinished
+from qkscope.results.remove import remove_table, remove_unfinished
 from qkscope.words.blocks import to_markdown
 
 
@@ -47,21 +50,28 @@ def write_report_of(tables: Results, *, figures: bool = True, page: bool = True,
     return written
 
 
+def write_long_tables(results: Results, folder: Path) -> list[Path]:
+    """Write `means.csv`, `changes.csv` and `head_changes.parquet`, as far as there is any; remove the others."""
+    written = []
+    pieces: dict[str, Sequence[Callable[[], pd.DataFrame]]] = {
+        MEANS_CSV: means_pieces(results),
+        CHANGES_CSV: changes_pieces(results),
+    }
+    for name, of_table in pieces.items():
+        if of_table:
+            write_csv_pieces(of_table, table_path(folder, name))
+            written.append(table_path(folder, name))
+        else:
+            remove_table(folder, name)
+    changes, path = list(head_changes(results)), table_path(folder, HEAD_CHANGES_PARQUET)
+    if not changes:
+        remove_table(folder, HEAD_CHANGES_PARQUET)
+        return written
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        pd.concat(changes, ignore_index=True).to_parquet(file, index=False, compression="zstd")
+    return [*written, path]
+
+
 def page_cards(tables: Results) -> list[PageCard]:
     """The cards of all figures that the study carries."""
     return [PageCard(figure.name, figure_card(figure, tables)) for figure in drawable(tables)]
-
-
-def write_card_and_figure(results_folder: Path | str, name: str) -> Path:
-    """Write one figure of the catalogue with its card; returns its folder.
-
-    Raises KeyError for a name that is not in the catalogue, ValueError where the tables do not carry the figure.
-    """
-    from qkscope.report.figures import write_figure
-
-    folder = Path(results_folder)
-    tables = build_tables(load_results(folder))
-    figure = {each.name: each for each in catalogue()}[name]
-    if not figure.exists(tables.own):
-        raise ValueError(f"{folder} does not have the tables for the figure {name}")
-    return write_figure(figure, tables, folder)[0].parent

@@ -36,11 +36,9 @@ from qkscope.foreign import LONGEST_LINE, Unreadable, lines_of, opened, parse_js
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import Results, build_tables, write_tables
 from qkscope.page.write import write_page
-from qkscope.report.cards import figure_card
-from qkscope.report.catalogue import drawable, folder_name
+from qkscope.report.cards import drawable, figure_card, folder_name
 from qkscope.report.summary import summarize
-from qkscope.report.tables import write_long_tables
-from qkscope.report.write import page_cards
+from qkscope.report.write import page_cards, write_long_tables
 from qkscope.results.archive import is_archive
 from qkscope.results.folder import (
     ABLATION_JSON,

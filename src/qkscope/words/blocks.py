@@ -1,55 +1,36 @@
-"""Cards as blocks of plain text, and two ways to show them: Markdown, and what the page reads.
+"""Cards as blocks of text, rendered as Markdown or as JSON for the page.
 
-Text is text until it is rendered: names of a study go into sentences as they are, and each renderer sees to it that
-nothing in them is markup. A run of text is plain, strong, emphasized or code; a block is a heading, a paragraph, an
-item of a list, a table or a listing.
+Names of a study go into sentences as they are; each renderer makes sure that nothing in them acts as markup.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 
-@dataclass(frozen=True)
-class Strong:
+class Strong(str):
     """Text that stands out."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class Code:
+class Code(str):
     """A file, a command, a value as it is typed."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class Emphasis:
-    """Text that stands out from its neighbors."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class OwnWords:
+class OwnWords(str):
     """A sentence of qkscope's own, with no name in it and nothing that Markdown could mistake: `p < 0.05` stays so."""
 
-    text: str
 
-
-Run = str | Strong | Code | Emphasis | OwnWords
-Text = str | Sequence[Run]
+Text = str | Sequence[str]  # a run, or several; the class of each says how it is shown
 
 
 @dataclass(frozen=True)
 class Block:
-    """A heading, a paragraph, or an item of a list (bullets of level 1 sit below a numbered item)."""
+    """A heading, a paragraph, or an item of a list (bullets of level 1 are nested)."""
 
-    kind: Literal["heading", "paragraph", "bullet", "number"]
+    kind: Literal["heading", "paragraph", "bullet"]
     text: Text
     level: int = 0
 
@@ -87,33 +68,23 @@ def heading(level: int, text: Text) -> Block:
     return Block("heading", text, level)
 
 
-def paragraph(*runs: Run) -> Block:
+def paragraph(*runs: str) -> Block:
     """A paragraph."""
     return Block("paragraph", runs)
 
 
-def bullet(*runs: Run, level: int = 0) -> Block:
+def bullet(*runs: str, level: int = 0) -> Block:
     """An item of a bulleted list."""
     return Block("bullet", runs, level)
 
 
-def numbered(*runs: Run) -> Block:
-    """An item of a numbered list; items that follow each other are counted."""
-    return Block("number", runs)
-
-
-def runs_of(text: Text) -> tuple[Run, ...]:
-    """The runs of a text, empty ones left out."""
-    runs = (text,) if isinstance(text, str) else tuple(text)
-    return tuple(run for run in runs if (run if isinstance(run, str) else run.text))
-
-
-def plain(text: Text) -> str:
-    """The text without its runs' kinds."""
-    return "".join(run if isinstance(run, str) else run.text for run in runs_of(text))
-
-
 # --- the page ---------------------------------------------------------------------------------------
+
+
+def page_runs(text: Text) -> list[list[str]]:
+    """[kind, text] of each run that is not empty, with kind text | strong | code."""
+    kinds = {str: "text", OwnWords: "text", Strong: "strong", Code: "code"}
+    return [[kinds[type(run)], str(run)] for run in _runs(text) if run]
 
 
 def to_page(blocks: Iterable[AnyBlock]) -> list[dict[str, Any]]:
@@ -121,26 +92,20 @@ def to_page(blocks: Iterable[AnyBlock]) -> list[dict[str, Any]]:
     return [_page_block(block) for block in blocks]
 
 
-def page_runs(text: Text) -> list[list[str]]:
-    """[kind, text] of each run, with kind text | strong | em | code."""
-    kinds = {str: "text", OwnWords: "text", Strong: "strong", Emphasis: "em", Code: "code"}
-    return [[kinds[type(run)], run if isinstance(run, str) else run.text] for run in runs_of(text)]
-
-
 def _page_block(block: AnyBlock) -> dict[str, Any]:
     if isinstance(block, TableBlock):
         rows = [[page_runs(cell) for cell in row] for row in block.rows]
         return {"kind": "table", "titles": [page_runs(title) for title in block.titles], "rows": rows}
     if isinstance(block, Picture):
-        return {"kind": "picture", "path": block.path, "title": block.title, "link": block.link}
+        return {"kind": "picture", **asdict(block)}
     if isinstance(block, Listing):
         return {"kind": "listing", "language": block.language, "lines": list(block.lines)}
-    runs = page_runs(block.text)
-    if block.kind == "heading":
-        return {"kind": "heading", "level": block.level, "runs": runs}
-    if block.kind == "paragraph":
-        return {"kind": "paragraph", "runs": runs}
-    return {"kind": "item", "level": block.level, "numbered": block.kind == "number", "runs": runs}
+    level = {} if block.kind == "paragraph" else {"level": block.level}
+    return {"kind": "item" if block.kind == "bullet" else block.kind, **level, "runs": page_runs(block.text)}
+
+
+def _runs(text: Text) -> Sequence[str]:
+    return (text,) if isinstance(text, str) else text
 
 
 # --- Markdown ---------------------------------------------------------------------------------------
@@ -155,63 +120,45 @@ _START = re.compile(r"^(\s*)(\d+(?=[.)](?:\s|$))|(?=[#>+\-|=:]))")  # what makes
 def to_markdown(blocks: Iterable[AnyBlock]) -> str:
     """Blocks as a Markdown document."""
     lines: list[str] = []
-    number, in_list = 0, False
+    in_list = False
     for block in blocks:
-        is_item = isinstance(block, Block) and block.kind in ("bullet", "number")
+        is_item = isinstance(block, Block) and block.kind == "bullet"
         if lines and not (is_item and in_list):
             lines.append("")
         in_list = is_item
-        if isinstance(block, Block):
-            nested = block.kind == "bullet" and block.level > 0
-            number = number + 1 if block.kind == "number" else number if nested else 0
-            lines.append(_markdown_line(block, number))
-            continue
-        number = 0
-        if isinstance(block, Picture):
-            lines.append(f"[![{markdown_text(block.title)}]({block.path})]({block.link})")
-        else:
-            lines += _markdown_table(block) if isinstance(block, TableBlock) else _markdown_listing(block)
+        lines += _markdown_lines(block)
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(table: TableBlock) -> list[str]:
-    titles, *rows = (
-        "| " + " | ".join(markdown_text(cell, starts_line=True).replace("|", "\\|") for cell in row) + " |"
-        for row in (table.titles, *table.rows)
-    )
-    return [titles, f"|{'---|' * len(table.titles)}", *rows]
-
-
-def _markdown_listing(listing: Listing) -> list[str]:
-    return [f"```{listing.language}", *listing.lines, "```"]
-
-
-def _markdown_line(block: Block, number: int) -> str:
-    text = markdown_text(block.text, starts_line=block.kind != "heading")
-    marks = {"heading": f"{'#' * block.level} ", "paragraph": "", "number": f"{number}. "}
-    return f"{marks.get(block.kind, '   ' * block.level + '- ')}{text}"
+def _markdown_lines(block: AnyBlock) -> list[str]:
+    if isinstance(block, Picture):
+        return [f"[![{markdown_text(block.title)}]({block.path})]({block.link})"]
+    if isinstance(block, Listing):
+        return [f"```{block.language}", *block.lines, "```"]
+    if isinstance(block, TableBlock):
+        titles, *rows = (
+            "| " + " | ".join(markdown_text(cell, starts_line=True).replace("|", "\\|") for cell in row) + " |"
+            for row in (block.titles, *block.rows)
+        )
+        return [titles, f"|{'---|' * len(block.titles)}", *rows]
+    marks = {"heading": f"{'#' * block.level} ", "paragraph": "", "bullet": f"{'   ' * block.level}- "}
+    return [f"{marks[block.kind]}{markdown_text(block.text, starts_line=block.kind != 'heading')}"]
 
 
 def markdown_text(text: Text, *, starts_line: bool = False) -> str:
-    """Runs as Markdown in which nothing but the runs' own kinds is markup."""
-    rendered = "".join(_markdown_run(run) for run in runs_of(text))
+    """Runs as Markdown in which only the runs' own kinds are markup."""
+    rendered = "".join(_markdown_run(run) for run in _runs(text))
     return _START.sub(lambda start: f"{start[0]}\\", rendered) if starts_line else rendered
 
 
-def _markdown_run(run: Run) -> str:
+def _markdown_run(run: str) -> str:
+    if isinstance(run, OwnWords) or not run:
+        return str(run)
     if isinstance(run, Code):
-        return _code_span(run.text)
-    if isinstance(run, OwnWords):
-        return run.text
-    text = _MARKUP.sub(lambda mark: f"\\{mark[0]}", run if isinstance(run, str) else run.text)
+        line = " ".join(run.split()) or "?"
+        longest = max((len(ticks) for ticks in re.findall("`+", line)), default=0)
+        fence, pad = "`" * (longest + 1), " " if longest else ""
+        return f"{fence}{pad}{line}{pad}{fence}"
+    text = _MARKUP.sub(lambda mark: f"\\{mark[0]}", run)
     text = _LINKS.sub(lambda link: "www\\" if link[0].lower().startswith("www") else f"\\{link[0]}", text)
-    around = {Strong: "**", Emphasis: "*"}.get(type(run), "")
-    return f"{around}{text}{around}"
-
-
-def _code_span(text: str) -> str:
-    """A code span, whatever backticks the text contains."""
-    line = " ".join(text.split()) or "?"
-    longest = max((len(ticks) for ticks in re.findall("`+", line)), default=0)
-    fence, pad = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{pad}{line}{pad}{fence}"
+    return f"**{text}**" if isinstance(run, Strong) else text

@@ -1,31 +1,26 @@
-"""Numbers as a person would write them, and names on one line.
+"""Numbers and names in sentences, and sentences about any measure: how its mean changes over a run, how models differ.
 
-A sentence that claims an order of numbers prints them with as many digits as it takes to see that order (`shown`)."""
+A sentence that claims an order of numbers prints them with enough digits to see that order (`shown`).
+`stats.significance` alone decides whether anything changed; nothing is concluded from a change that is not significant.
+"""
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from qkscope.results.read import Entry, one_line
+from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part, largest_contrast
+from qkscope.stats.series import Shape, Trend
 from qkscope.stats.significance import SMALLEST
-from qkscope.text import counted
 
 NAME_CHARACTERS = 60
 PATH_CHARACTERS = 4096
 
-_DIGITS = 3  # that count, of a number whose error is not known
+STEEP = 0.4  # a step is named if it covers at least this part of the range of the whole curve
 _MOST_DIGITS = 2  # beyond the usual ones, for numbers whose order must be seen
 
 
-class Format(Protocol):
-    """How a number is written, with some digits more than usual where needed."""
-
-    def __call__(self, value: float, extra: int = 0, /) -> str:
-        """The number as text."""
-
-
-# --- numbers and names ------------------------------------------------------------------------------
+Format = Callable[..., str]  # a number as text; a second argument asks for more digits
 
 
 def number(value: float, extra: int = 0) -> str:
@@ -50,13 +45,11 @@ def percent(share: float, extra: int = 0) -> str:
 
 
 def significant(value: float, extra: int = 0) -> str:
-    """A number of any size: three digits that count, with a real minus sign."""
-    return "undefined" if math.isnan(value) else _spelled_out(f"{value:.{3 + extra}g}").replace("-", "−")
-
-
-def _spelled_out(number: str) -> str:
-    """11,700 rather than 1.17e+04, as long as anybody can read it."""
-    return f"{float(number):,.0f}" if "e+" in number and abs(float(number)) < 1e9 else number
+    """A number of any size: three significant digits with a real minus sign; 11,700 rather than 1.17e+04."""
+    if math.isnan(value):
+        return "undefined"
+    text = f"{value:.{3 + extra}g}"
+    return (f"{float(text):,.0f}" if "e+" in text and abs(float(text)) < 1e9 else text).replace("-", "−")
 
 
 def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
@@ -67,18 +60,10 @@ def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
         return "undefined"
     sign = "+" if signed else ""
     if not math.isfinite(error) or error <= 0:
-        shown = _spelled_out(f"{value:.{_DIGITS}g}")
-        return f"{sign if value > 0 else ''}{shown}".replace("-", "−")
-    decimals = decimals_of(error)
+        return f"{sign if value > 0 else ''}{significant(value)}"
+    decimals = max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
     rounded = round(value, decimals) + 0.0  # never -0
     return f"{rounded:{sign}.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
-
-
-def share_plus_minus(share: float, error: float) -> str:
-    """A share in per cent: `24.7 ± 0.2%`; without an error, a whole percentage."""
-    if not math.isfinite(error) or error <= 0 or not math.isfinite(share):
-        return percent(share)
-    return f"{plus_minus(100 * share, 100 * error)}%"
 
 
 def signed(value: float, decimals: int = 2) -> str:
@@ -98,25 +83,14 @@ def span(low: float, high: float, decimals: int = 2) -> str:
     return " to ".join(ends)
 
 
-def decimals_of(error: float) -> int:
-    """So many that an error keeps one digit, or two where the first is a 1."""
-    return max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
-
-
 def shown(fmt: Format, *values: float) -> list[str]:
     """The numbers as text, with the fewest digits at which those that differ look different."""
     apart = [(i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST]
-    texts: list[str] = []
     for extra in range(_MOST_DIGITS + 1):
         texts = [fmt(value, extra) for value in values]
         if all(texts[i] != texts[j] for i, j in apart):
             break
     return texts
-
-
-def tokens(amount: float) -> str:
-    """A number of tokens."""
-    return counted(int(amount), "token")
 
 
 def listed(items: Sequence[str]) -> str:
@@ -138,3 +112,84 @@ def shortened(text: str, characters: int = NAME_CHARACTERS) -> str:
 def label(checkpoint: Entry) -> str:
     """The checkpoint's label in running text."""
     return shortened(checkpoint.label)
+
+
+# --- sentences about a measure ----------------------------------------------------------------------
+
+
+def value_with_error(panel: HeadPanel, measure: str, model: str, kind: str, part: Part = EVERY_HEAD) -> str:
+    """`0.59 ± 0.01`, or `24.7 ± 0.2%` for a share of heads; a dash where no head has a value."""
+    mean, error = panel.mean(measure, model, part), panel.error(measure, model, part)
+    if not math.isfinite(mean):
+        return "–"
+    if kind != "indicator":
+        return plus_minus(mean, error)
+    return f"{plus_minus(100 * mean, 100 * error)}%" if math.isfinite(error) and error > 0 else percent(mean, 0)
+
+
+def describe_trend(
+    panel: HeadPanel, checkpoints: Sequence[Entry], measure: str, name: str, fmt: Format, part: Part = EVERY_HEAD
+) -> str:
+    """One sentence about the mean of a measure over the checkpoints of one run.
+
+    It ends with the largest significant step, if that covers much of a curve of three or more points.
+    """
+    shape = panel.series(measure, [c.name for c in checkpoints], part)
+    labels = [shortened(c.label) for c in checkpoints]
+    text = f"{name[:1].upper()}{name[1:]} {trend_phrase(shape, labels, fmt)}"
+    if len(shape.known) < 3 or shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
+        return f"{text}."
+    steps = [
+        (a, b, panel.change(measure, checkpoints[a].name, checkpoints[b].name, part))
+        for a, b in itertools.pairwise(shape.known)
+    ]
+    real = [step for step in steps if step[2].direction]
+    steepest = max(real, key=lambda step: abs(step[2].difference), default=None)
+    span = shape.points[shape.highest] - shape.points[shape.lowest]
+    if steepest is None or abs(steepest[2].difference) < STEEP * span:
+        return f"{text}."
+    return f"{text}; steepest step {labels[steepest[0]]} → {labels[steepest[1]]}."
+
+
+def trend_phrase(shape: Shape, labels: Sequence[str], fmt: Format) -> str:
+    """What a series does: `rises from 0.09 to 0.59 (A → F)`."""
+    points = shape.points
+    if shape.trend is Trend.UNDEFINED:
+        return "is undefined"
+    if shape.trend is Trend.SINGLE:
+        return f"is {fmt(points[shape.first])} ({labels[shape.first]})"
+    first, last = shape.first, shape.last
+    if shape.trend in (Trend.LEVEL, Trend.UNDECIDED):
+        ends = f"{fmt(points[first])} → {fmt(points[last])}"
+        known = shape.trend is Trend.LEVEL
+        return f"does not change significantly ({ends})" if known else f"has no known standard error ({ends})"
+    if shape.turn is not None:
+        start, turn, end = shown(fmt, points[first], points[shape.turn], points[last])
+        verb = "peaks at" if shape.trend is Trend.PEAKS else "dips to"
+        return f"{verb} {turn} ({labels[shape.turn]}), from {start} ({labels[first]}) to {end} ({labels[last]})"
+    if shape.overall:
+        start, end = shown(fmt, points[first], points[last])
+        verb = "rises" if shape.overall > 0 else "falls"
+        reversal = ", with significant reversals" if shape.trend is Trend.MOVES else ""
+        return f"{verb} from {start} ({labels[first]}) to {end} ({labels[last]}){reversal}"
+    low, high = shown(fmt, points[shape.lowest], points[shape.highest])
+    ends = f"{low} ({labels[shape.lowest]}) and {high} ({labels[shape.highest]})"
+    return f"moves between {ends} and ends where it started"
+
+
+def describe_ranking(panel: HeadPanel, models: Sequence[Entry], measure: str, name: str, fmt: Format, noun: str) -> str:
+    """One sentence about models or seeds: which is highest and lowest, or that they do not differ significantly."""
+    contrast = largest_contrast(panel, models, measure)
+    title = f"{name[:1].upper()}{name[1:]}"
+    if contrast is None:
+        return f"{title} is defined for fewer than two {noun}s."
+    low, high = fmt(contrast.low_value), fmt(contrast.high_value)
+    if contrast.real:
+        low, high = shown(fmt, contrast.low_value, contrast.high_value)
+        ends = (
+            f"highest in {shortened(contrast.high.label)} ({high}), lowest in {shortened(contrast.low.label)} ({low})"
+        )
+        return f"{title} is {ends}."
+    if not contrast.known:
+        return f"{title} ranges from {low} to {high}; standard errors are unknown."
+    return f"{title} does not differ significantly between {noun}s ({low} to {high})."

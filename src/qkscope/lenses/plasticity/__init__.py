@@ -221,7 +221,7 @@ LENS = Lens(
             "plasticity",
             title="Attention Plasticity",
             chart=Drawing(
-                "qkscope.report.drawings.plasticity:draw_plasticity",
+                "qkscope.report.drawings.curves:draw_plasticity",
                 ("ap_same_position", "ap_content", "ap", "ap_drop"),
             ),
             caption="Attention plasticity: how often two queries disagree on which of two keys scores higher (1: "

@@ -38,7 +38,7 @@ LENS = Lens(
         Figure(
             "kernel",
             title="Which Distances Do Heads Prefer?",
-            chart=Drawing("qkscope.report.drawings.kernel:draw_kernel", ("r_q_rope", "r_k_rope")),
+            chart=Drawing("qkscope.report.drawings.heads:draw_kernel", ("r_q_rope", "r_k_rope")),
             caption="Mean score by distance between query and key that the rotated mean query and key give (curve), as "
             "measured (dots), and the rotation planes that carry it.",
             needs=(kernel.FILE, kernel.PLANES_FILE),

@@ -16,7 +16,7 @@ LENS = Lens(
             "drift_plane",
             title="Queries and Keys in the Drift Plane",
             chart=Drawing(
-                "qkscope.report.drawings.drift_plane:draw_drift_plane",
+                "qkscope.report.drawings.heads:draw_drift_plane",
                 ("r_q_a_abs", "r_k_a_abs", "separation_strength", "bias_effect"),
             ),
             caption="Queries (blue) and keys (red) of a few heads along the axis of their drift with position (a) and "

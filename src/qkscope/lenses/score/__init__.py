@@ -29,7 +29,7 @@ LENS = Lens(
         Figure(
             "score_map",
             title="Mean Scores by Position",
-            chart=Drawing("qkscope.report.drawings.score_map:draw_score_map", (POSITION, ADVANTAGE)),
+            chart=Drawing("qkscope.report.drawings.heads:draw_score_map", (POSITION, ADVANTAGE)),
             caption="Mean score of two heads by query position (up) and key position (across), from each row's mean, "
             "in standard deviations of scores.",
             needs=(MAP_FILE,),

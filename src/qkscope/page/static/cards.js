@@ -17,7 +17,7 @@ function tableOf(block) {
   return element("div", { class: "table-scroll" }, table);
 }
 
-// Blocks as elements; items that follow each other share a list, bullets may sit below a numbered item.
+// Blocks as elements; items that follow each other share a list, bullets of a higher level are nested.
 export function renderBlocks(blocks, lowest = 3) {
   const nodes = [];
   let list = null;
@@ -30,8 +30,7 @@ export function renderBlocks(blocks, lowest = 3) {
       if (!inner) list.lastElementChild.append((inner = element("ul")));
       inner.append(element("li", {}, ...runs(block.runs)));
     } else {
-      const tag = block.numbered ? "ol" : "ul";
-      if (list?.tagName.toLowerCase() !== tag) nodes.push((list = element(tag)));
+      if (!list) nodes.push((list = element("ul")));
       inner = null;
       list.append(element("li", {}, ...runs(block.runs)));
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -14,11 +14,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from qkscope.draw import style
 from qkscope.draw.curves import spread_keys
+from qkscope.lenses.base import Measure
 from qkscope.lenses.kind_of_layer import EVERY_KIND
-
-if TYPE_CHECKING:
-    from qkscope.lenses.base import Measure
-    from qkscope.lenses.views import Results, WindowView
+from qkscope.lenses.views import Results, WindowView
 
 COLORS = (style.PURPLE, style.AMBER, style.BLUE, style.RED, "#0f766e", style.GREY)
 MARKERS = ("o", "D", "s", "^", "v", "P")
@@ -44,16 +42,8 @@ def canvas(
         windows = sorted({int(common.window_of(name)) for name in common.names})
         length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"
         note += f" (hollow: first {length} tokens)" if note else ""
-    headline = f"{title} {style.span_title(own.study)}" if span else title
+    headline = f"{title} {own.study.span.title()}" if span else title
     return style.new_figure(width, height, own.study, headline, note)
-
-
-def hide_titles(figure: Figure) -> Figure:
-    """The figure without its headline and note, for papers that have a caption of their own."""
-    for text in figure.texts:
-        if text.get_gid() in ("title", "note"):
-            text.set_visible(False)
-    return figure
 
 
 def layer_types(at: WindowView) -> list[str]:
@@ -62,25 +52,22 @@ def layer_types(at: WindowView) -> list[str]:
 
 
 def type_title(at: WindowView, kind: str) -> str:
-    """`48 rotary heads`: the population of a panel, of the first checkpoint that has it."""
-    counts = at.heads.groupby("model", sort=False)
+    """`48 rotary heads`: the population of a panel, at the checkpoint that has most."""
     rows = at.heads if kind == EVERY_KIND else at.heads[at.heads["layer_kind"] == kind]
-    most = int(rows.groupby("model", sort=False).size().max()) if len(rows) and len(counts) else 0
+    most = int(rows["model"].value_counts().max()) if len(rows) else 0
     return f"{most:,} heads" if kind == EVERY_KIND else f"{most:,} {style.plain(kind)} heads"
 
 
 def colors_of(measures: Sequence[Measure]) -> list[str]:
     """One color per measure of a panel: declared, or queries blue and keys red, or the next of the palette."""
-    named = [measure.color or _query_or_key(measure.name) for measure in measures]
+    named = []
+    for name, color in ((measure.name, measure.color) for measure in measures):
+        ends = [color for end, color in QUERIES_AND_KEYS.items() if name.endswith(end) or f"{end}_" in name]
+        named.append(color or (ends[0] if len(ends) == 1 else ""))
     if len(set(named)) < len(named) or "" in named:
         named = [measure.color for measure in measures]
     free = iter(color for color in COLORS if color not in named)
     return [color or next(free, style.GREY) for color in named]
-
-
-def _query_or_key(name: str) -> str:
-    ends = [color for end, color in QUERIES_AND_KEYS.items() if name.endswith(end) or f"{end}_" in name]
-    return ends[0] if len(ends) == 1 else ""
 
 
 def set_limits(row: Sequence[Axes], measures: Sequence[Measure]) -> None:
@@ -93,29 +80,20 @@ def set_limits(row: Sequence[Axes], measures: Sequence[Measure]) -> None:
     if not len(known):
         return
     unlimited = all(measure.limits is None or not np.isfinite(measure.limits[1]) for measure in measures)
+    signed = any(measure.limits is None or measure.limits[0] < 0 for measure in measures)
     for axes in row:
         if all(measure.kind == "indicator" for measure in measures):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             axes.set_ylim(0.0, max(0.05, min(1.05, 1.1 * float(known.max()))))
         elif unlimited and known.min() > 0 and known.max() > LOG_SPAN * known.min():
-            logarithmic(axes)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         elif known.min() < 0:
             axes.axhline(0.0, color=style.GREY, linewidth=0.8, zorder=1, gid="zero")
         else:
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if _signed(measures) else 0.0)
-
-
-def _signed(measures: Sequence[Measure]) -> bool:
-    """Whether any of the measures can be below 0."""
-    return any(measure.limits is None or measure.limits[0] < 0 for measure in measures)
-
-
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis with plain numbers."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if signed else 0.0)
 
 
 def panel_legend(axes: Axes, measures: Sequence[Measure]) -> None:

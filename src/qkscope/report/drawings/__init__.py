@@ -1,1 +1,1 @@
-"""Figures that no declared chart describes: each function here draws one picture of a study."""
+"""Pictures of their own kind, which lenses name in a `Drawing`: each function takes results and returns a figure."""

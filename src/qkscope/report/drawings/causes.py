@@ -1,9 +1,8 @@
-"""Each change of r as a waterfall: context length and RoPE base, weights, and what they leave unexplained."""
+"""Effects: each change of r as a waterfall of its causes, and the loss after edits of single heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,8 @@ from matplotlib.patches import Patch
 from qkscope.draw import style
 from qkscope.draw.curves import draw_errors, error_keys
 from qkscope.draw.palette import CAUSE_COLOURS
+from qkscope.lenses.ablation import NAME, STRENGTHS, last_measured, rank_correlation, shown_edit
+from qkscope.lenses.kind_of_layer import KindMark, kind_marks, kinds_in_order
 from qkscope.lenses.rope.split import EVERY, R_K, R_Q
 from qkscope.lenses.rope.steps import (
     JOINT_WORDS,
@@ -40,14 +41,9 @@ LOOKS = {
 }
 ROWS = ((R_Q, style.BLUE, "mean $r_q$"), (R_K, style.RED, "mean $r_k$"))
 GAP = 0.6  # between steps that do not follow each other
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A step and where it begins on the axis."""
-
-    row: pd.Series
-    x: float
+NAMED = 3  # heads whose edit costs most
+TEXT_LINE = 0.045  # of the height of the axes
+AGAINST = "r_q"
 
 
 def draw_causes(tables: Results) -> Figure:
@@ -76,31 +72,37 @@ def draw_causes(tables: Results) -> Figure:
         panels[0][1].set_xticklabels([])
     _axis(panels[-1][0], panels[0][0], shown, steps, study)
     known = bool(table["change_se"].notna().any())
-    style.header_legend(figure, [*_keys(causes), *error_keys(known)], 5 if width > 9 else 3)
+    words = {LOOKS[part]: (WORDS | JOINT_WORDS)[part] for part in LOOKS if part in causes}
+    keys = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=text)
+        for (colour, hatch), text in words.items()
+    ]
+    style.header_legend(figure, [*keys, *error_keys(known)], 5 if width > 9 else 3)
     return style.finish(figure)
 
 
-def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[_Place]:
+def _places(shown: Sequence[int], quantity: str, steps: Steps) -> list[tuple[float, pd.Series]]:
+    """Where each step begins on the axis, and its row."""
     places, x = [], 0.0
     for number, step in enumerate(shown):
         if number:
             x += 1.0 if shown[number - 1] == step - 1 else 1.0 + GAP
-        places.append(_Place(steps[step][quantity], x))
+        places.append((x, steps[step][quantity]))
     return places
 
 
-def _draw_steps(axes: Axes, places: Sequence[_Place], colour: str) -> set[str]:
+def _draw_steps(axes: Axes, places: Sequence[tuple[float, pd.Series]], colour: str) -> set[str]:
     """Draw each step; returns the causes to which changes are attributed."""
     drawn: set[str] = set()
-    for place in places:
-        row, parts = place.row, [part for part in causes_of(place.row) if place.row[part] != 0.0]
+    for start, row in places:
+        parts = [part for part in causes_of(row) if row[part] != 0.0]
         drawn |= set(causes_of(row))
         width = 0.72 / max(len(parts), 2)
         level = float(row["before"])
         for number, part in enumerate(parts):
-            x = place.x + 0.5 + (number - (len(parts) - 1) / 2) * width
+            x = start + 0.5 + (number - (len(parts) - 1) / 2) * width
             level = _bar(axes, x, level, row, part, 0.92 * width)
-        ends = [place.x, place.x + 1.0]
+        ends = [start, start + 1.0]
         axes.plot(ends, [row["before"], row["after"]], "o", color=colour, markersize=6, zorder=5, gid="measured")
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     axes.margins(y=0.12)
@@ -147,16 +149,56 @@ def _axis(bottom: Axes, top: Axes, shown: Sequence[int], steps: Steps, study: En
             axes.set_xlim(-0.5, len(shown) + 0.5)
         return
     ticks: dict[float, str] = {}
-    for place in _places(shown, R_Q, steps):
-        for x, end in ((place.x, "from_model"), (place.x + 1.0, "to_model")):
-            ticks[x] = style.plain(study.labels[str(place.row[end])])
+    for start, row in _places(shown, R_Q, steps):
+        for x, end in ((start, "from_model"), (start + 1.0, "to_model")):
+            ticks[x] = style.plain(study.labels[str(row[end])])
     bottom.set_xticks(list(ticks), list(ticks.values()), rotation=45, ha="right", rotation_mode="anchor")
     top.set_xticks(list(ticks), [""] * len(ticks))
 
 
-def _keys(causes: set[str]) -> list[Patch]:
-    words = {LOOKS[part]: (WORDS | JOINT_WORDS)[part] for part in LOOKS if part in causes}
-    return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=style.INK, linewidth=0.6, label=text)
-        for (colour, hatch), text in words.items()
-    ]
+# --- loss -------------------------------------------------------------------------------------------
+
+
+def draw_loss(tables: Results) -> Figure:
+    """A dot per head of the last ablated checkpoint: loss increase after the edit against |r_q|."""
+    at = tables.own
+    edit, model = shown_edit(at), last_measured(at)
+    heads = at.of_entry(model)
+    heads = heads[heads[f"loss_{edit}"].notna() & heads[AGAINST].notna()]
+    title = f"Loss Without Positional Information ({style.plain(at.study.labels[model])})"
+    figure = layout.canvas(tables, 6.8, 4.4, title, span=False)
+    axes = figure.subplots()
+    axes.axhline(0.0, color=style.GREY, linewidth=0.8)
+    _draw_heads(axes, heads, f"loss_{edit}")
+    ranks = at.table(NAME)
+    row = ranks[(ranks["model"] == model) & (ranks["edit"] == edit) & (ranks["strength"] == AGAINST)]
+    if len(row):
+        note = f"rank correlation {rank_correlation(row.iloc[0])}"
+        axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8, gid="note")
+    axes.set_xlabel(STRENGTHS[AGAINST])
+    axes.set_ylabel("loss increase (nats per token)")
+    known = bool(heads[f"loss_{edit}_se"].notna().any())
+    axes.legend(handles=[*axes.get_legend_handles_labels()[0], *error_keys(known)], loc="center left", fontsize=7.5)
+    return style.finish(figure)
+
+
+def _draw_heads(axes: Axes, heads: pd.DataFrame, loss: str) -> None:
+    kinds = kinds_in_order(heads["layer_kind"])
+    alone = {kind: KindMark(style.BLUE, "o") for kind in set(heads["layer_kind"])}
+    marks = kind_marks(kinds) if len(kinds) > 1 else alone
+    for kind, mark in marks.items():
+        rows = heads[heads["layer_kind"] == kind]
+        axes.errorbar(
+            rows[AGAINST].abs(), rows[loss], yerr=rows[f"{loss}_se"], fmt=mark.marker, color=mark.colour,
+            ecolor=style.INK, markersize=4, elinewidth=0.7, alpha=0.8, label=f"{style.plain(kind) or 'all'} heads",
+            gid=kind,
+        )  # fmt: skip
+    low, high = axes.get_ylim()
+    room = TEXT_LINE * (high - low)
+    place = high
+    for head in heads.nlargest(NAMED, loss).to_dict("records"):
+        place = min(place - room, float(head[loss]))  # below the label before it, where heads cost nearly the same
+        axes.annotate(
+            f"L{head['layer']:.0f} H{head['head']:.0f}", (abs(head[AGAINST]), place), (6, 0),
+            textcoords="offset points", va="center", fontsize=7.5, gid="named",
+        )  # fmt: skip

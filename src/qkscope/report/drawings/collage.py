@@ -1,6 +1,7 @@
 """`qkscope collage`: single heads of a run that kept vectors, along two of each head's axes.
 
 The axes are those of all the head's tokens, from its moments; the kept sample of queries and keys is projected on them.
+They are two principal components, or (None) the axes of drift and separation.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -27,6 +27,7 @@ from qkscope.lenses.rotation.axes import axes_of
 from qkscope.lenses.sample import distances
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
+from qkscope.report.drawings.heads import shades
 from qkscope.results.csv_files import write_csv
 from qkscope.results.entries import Entries
 from qkscope.results.folder import (
@@ -44,85 +45,64 @@ from qkscope.validation.layout import find_vectors
 from qkscope.words.blocks import AnyBlock, TableBlock, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened
 
-Array = NDArray[np.float64]
+Components = tuple[int, int] | None
 AT_RANDOM, SEED = 4, 42  # heads of a collage where none is named, as published
 MOST_TOKENS = 20_000  # drawn of a head; more only hide each other
 OUTLIERS = 5  # of each kind, named
-_HEAD = re.compile(r"[Ll](\d{1,4})[Hh](\d{1,4})")
-_COLOURS = {"q": "Blues", "k": "Reds"}
-_KINDS = {"q": "queries", "k": "keys"}
-_FAINTEST = 0.25  # of a colour map: the first positions must still be visible on white
+HEAD = re.compile(r"[Ll](\d{1,4})[Hh](\d{1,4})")
+KINDS = {"q": ("query", "queries"), "k": ("key", "keys")}
 
 
-@dataclass(frozen=True)
-class Axes:
-    """Which two axes: two components, or the plane of drift (a) and separation (b)."""
-
-    components: tuple[int, int] | None = (0, 1)
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """For the axes of a figure."""
-        if self.components is None:
-            return "a (drift)", "b (separation)"
-        return f"PC{self.components[0]}", f"PC{self.components[1]}"
-
-
-@dataclass(frozen=True)
-class HeadPoints:
+class HeadPoints(NamedTuple):
     """A head's kept tokens: kind, document, position, x, y, token, and the distance of each from its kind's line."""
 
-    layer: int
-    head: int
+    name: str  # L5H3
     table: pd.DataFrame
     facts: str  # about the axes, for its title
 
-    @property
-    def name(self) -> str:
-        """L5H3."""
-        return f"L{self.layer}H{self.head}"
-
-    def outliers(self, kind: str, document: int | None = None) -> pd.DataFrame:
-        """The tokens, of one document or of all, that are farthest from their kind's line in position."""
-        mine = self.table[self.table["kind"] == kind]
-        if document is not None:
-            mine = mine[mine["document"] == document]
-        return mine.nlargest(OUTLIERS, "distance")
+    def outliers(self, document: int | None = None) -> list[dict[Any, Any]]:
+        """The queries and keys, of one document or of all, that are farthest from their kind's line in position."""
+        mine = self.table if document is None else self.table[self.table["document"] == document]
+        parts = [mine[mine["kind"] == kind].nlargest(OUTLIERS, "distance") for kind in KINDS]
+        return pd.concat(parts).to_dict("records")
 
 
 def write_collage(
     folder: Path,
     checkpoint: str,
     heads: Sequence[str],
-    axes: Axes,
+    components: Components,
     document: int | None = None,
     out: Path | None = None,
 ) -> Path:
     """Draw heads of a checkpoint and write points, figure and card; returns the folder where they are."""
     vectors = CheckpointVectors(folder, checkpoint)
-    points = [vectors.points(layer, head, axes) for layer, head in vectors.choose(parse_heads(heads))]
+    points = [vectors.points(layer, head, components) for layer, head in vectors.choose(parse_heads(heads))]
     documents = sorted(set(points[0].table["document"]))
     if document is not None and document not in documents:
         raise InputError(
             f"--document {document}: none of its tokens was kept; there are {documents[:8]} … {documents[-1]}"
         )
-    place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
+    place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axis_names(components))}"))
     write_csv(pd.concat([each.table for each in points], ignore_index=True), place / POINTS_CSV)
-    figure = draw_collage(points, axes, checkpoint, document)
+    figure = _draw_collage(points, axis_names(components), checkpoint, document)
     style.save_as(figure, place / COLLAGE_PNG, place / COLLAGE_SVG)
-    write_text(place / CARD, to_markdown(_card(checkpoint, points, axes, document)))
+    write_text(place / CARD, to_markdown(_card(checkpoint, points, axis_names(components), document)))
     return place
+
+
+def axis_names(components: Components) -> tuple[str, str]:
+    """For the axes of a figure."""
+    return ("a (drift)", "b (separation)") if components is None else (f"PC{components[0]}", f"PC{components[1]}")
 
 
 def parse_heads(texts: Sequence[str]) -> list[tuple[int, int]]:
     """`L5H3` as layer and head."""
-    heads = []
-    for text in texts:
-        match = _HEAD.fullmatch(text)
+    matches = [HEAD.fullmatch(text) for text in texts]
+    for text, match in zip(texts, matches, strict=True):
         if match is None:
             raise InputError(f"--head {text[:40]}: write layer and head, such as L5H3")
-        heads.append((int(match[1]), int(match[2])))
-    return heads
+    return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
 # --- points -----------------------------------------------------------------------------------------
@@ -146,126 +126,118 @@ class CheckpointVectors:
         """The heads that were asked for, or some at random."""
         there = find_vectors(self.place)
         every = [(layer, head) for layer in there.layers() for head in there.heads(layer, "q")]
-        missing = [pair for pair in wanted if pair not in set(every)]
-        if missing:
+        for layer, head in set(wanted) - set(every):
             raise InputError(
-                f"--head L{missing[0][0]}H{missing[0][1]}: {self.place} has no vectors for this head; it has "
+                f"--head L{layer}H{head}: {self.place} has no vectors for this head; it has "
                 f"{len(every)} heads, from L{every[0][0]}H{every[0][1]} to L{every[-1][0]}H{every[-1][1]}"
             )
         return list(wanted) or sorted(random.Random(SEED).sample(every, min(AT_RANDOM, len(every))))
 
-    def points(self, layer: int, head: int, axes: Axes) -> HeadPoints:
+    def points(self, layer: int, head: int, components: Components) -> HeadPoints:
         """A head's kept tokens along two axes."""
-        components = 1 if axes.components is None else max(axes.components) + 1
-        sums = layer_sums(self.moments, layer, [head], components=components)
+        name = f"L{layer}H{head}"
+        sums = layer_sums(self.moments, layer, [head], components=1 + max(components or (0,)))
         key = sums.facts.kv_head(head)
         kept = kept_layer(self.place, layer, [head], [key], low=0, high=self.moments.layout.context, most=MOST_TOKENS)
         if kept is None:
-            raise InputError(f"{self.place}: lacks the keys that L{layer}H{head} reads")
-        directions, facts = _directions(sums, axes, f"L{layer}H{head}")
+            raise InputError(f"{self.place}: lacks the keys that {name} reads")
+        directions, facts = _directions(sums, components, name)
         texts = token_texts_of(self.place, layer, head, kept)
         parts = []
         for kind, vectors in (("q", kept.q[head]), ("k", kept.k[key])):
             xy = vectors.astype(np.float64) @ directions
             columns = {"kind": kind, "document": kept.document, "position": kept.position, "x": xy[:, 0], "y": xy[:, 1]}
-            part = pd.DataFrame({"head": f"L{layer}H{head}", **columns})
+            part = pd.DataFrame({"head": name, **columns})
             parts.append(part.assign(token=texts, distance=distances(xy, kept.position)))
-        return HeadPoints(layer, head, pd.concat(parts, ignore_index=True), facts)
+        return HeadPoints(name, pd.concat(parts, ignore_index=True), facts)
 
 
-def _directions(sums: LayerSums, axes: Axes, name: str) -> tuple[Array, str]:
+def _directions(sums: LayerSums, components: Components, name: str) -> tuple[NDArray[np.float64], str]:
     """Two unit vectors (d, 2) of the only head of a layer's sums, and facts about them."""
-    if axes.components is None:
+    if components is None:
         plane = axes_of(sums)
-        plane_axes = np.stack([plane.a[0], plane.b[0]], axis=1)
-        if not np.isfinite(plane_axes).all():
+        directions = np.stack([plane.a[0], plane.b[0]], axis=1)
+        if not np.isfinite(directions).all():
             raise InputError(f"{name}: has no axis a, because its queries and keys do not move with position")
-        return plane_axes, "plane of drift and separation"
+        return directions, "plane of drift and separation"
     principal, width = sums.principal, sums.facts.head_dim
-    if max(axes.components) >= width:
+    if max(components) >= width:
         raise InputError(f"--components: {name} has components 0 to {width - 1}")
     facts = [
         f"PC{i} {100 * principal.explained_variance[0, i]:.0f} %, r_q {principal.r_q[0, i]:.2f}, "
         f"r_k {principal.r_k[0, i]:.2f}"
-        for i in axes.components
+        for i in components
     ]
-    return np.asarray(principal.directions[0][:, list(axes.components)]), "; ".join(facts)
+    return np.asarray(principal.directions[0][:, list(components)]), "; ".join(facts)
 
 
 # --- figure and card --------------------------------------------------------------------------------
 
 
-def draw_collage(heads: Sequence[HeadPoints], axes: Axes, title: str, document: int | None = None) -> Figure:
-    """A panel per head, darker with position; with `document`, its tokens in colour over the others in grey."""
+def _draw_collage(heads: Sequence[HeadPoints], names: tuple[str, str], title: str, document: int | None) -> Figure:
+    """A panel per head, darker with position; with `document`, its tokens in color over the others in gray."""
     columns = min(3, max(2, math.ceil(math.sqrt(len(heads))))) if len(heads) > 1 else 1
     rows = math.ceil(len(heads) / columns)
     longest = max(int(head.table["position"].max()) for head in heads)
     what = f"document {document} over the others (grey)" if document is not None else "kept tokens"
     note = f"{what}; darker is later, up to position {longest:,}; labels are the tokens farthest from their line"
     with matplotlib.rc_context(style.RC):
-        study, headline = Entries(title, (), ()), " and ".join(axes.names)
+        study, headline = Entries(title, (), ()), " and ".join(names)
         figure = style.new_figure(4.4 * columns + 1.2, 3.9 * rows + 0.9, study, headline, note)
-        panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for spare in panels[len(heads) :]:
             spare.set_visible(False)
         for panel, head in zip(panels, heads, strict=False):
-            _draw_head(panel, head, axes, longest, document)
-        for kind in _COLOURS:
-            mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, longest), _colour_map(kind))
+            _draw_head(panel, head, longest, document)
+            panel.set(xlabel=names[0], ylabel=names[1])
+        for kind, (_, plural) in KINDS.items():
+            mappable = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, longest), shades(kind))
             bar = figure.colorbar(mappable, ax=panels[: len(heads)], shrink=0.5, pad=0.01, aspect=30)
-            bar.set_label(f"position of {_KINDS[kind]}", fontsize=7.5)
+            bar.set_label(f"position of {plural}", fontsize=7.5)
         return style.finish(figure)
 
 
-def _colour_map(kind: str) -> matplotlib.colors.Colormap:
-    colours = matplotlib.colormaps[_COLOURS[kind]](np.linspace(_FAINTEST, 1.0, 64))
-    return matplotlib.colors.LinearSegmentedColormap.from_list(_COLOURS[kind], colours)
-
-
-def _draw_head(panel: Panel, head: HeadPoints, axes: Axes, longest: int, document: int | None) -> None:
+def _draw_head(panel: Panel, head: HeadPoints, longest: int, document: int | None) -> None:
     shown = head.table if document is None else head.table[head.table["document"] == document]
     if document is not None:
         other = head.table[head.table["document"] != document]
         panel.scatter(other["x"], other["y"], s=5, color=style.FAINT, linewidth=0, zorder=1, gid="others")
-    for kind in _COLOURS:
+    for kind in KINDS:
         mine = shown[shown["kind"] == kind]
         panel.scatter(
-            mine["x"], mine["y"], s=9, c=mine["position"], cmap=_colour_map(kind), vmin=0, vmax=longest, linewidth=0,
+            mine["x"], mine["y"], s=9, c=mine["position"], cmap=shades(kind), vmin=0, vmax=longest, linewidth=0,
             alpha=0.8, zorder=2, gid=kind,
         )  # fmt: skip
-        for row in head.outliers(kind, document).to_dict("records"):
-            panel.annotate(
-                style.plain(outlier_name(row), 16), (row["x"], row["y"]), xytext=(3, 3),
-                textcoords="offset points", fontsize=6, color=style.INK, gid="outlier",
-            )  # fmt: skip
+    for row in head.outliers(document):
+        panel.annotate(
+            style.plain(_token_name(row), 16), (row["x"], row["y"]), xytext=(3, 3), textcoords="offset points",
+            fontsize=6, color=style.INK, gid="outlier",
+        )  # fmt: skip
     panel.set_title(f"{head.name}: {head.facts}", fontsize=7.5, loc="left")
-    panel.set_xlabel(axes.names[0])
-    panel.set_ylabel(axes.names[1])
 
 
-def outlier_name(row: Mapping[Any, Any]) -> str:
+def _token_name(row: Mapping[Any, Any]) -> str:
     """A token's text, or its document and position."""
     text = str(row["token"])
     return repr(text)[1:-1] if text else f"doc {row['document']}, {row['position']}"
 
 
-def _card(checkpoint: str, heads: Sequence[HeadPoints], axes: Axes, document: int | None) -> list[AnyBlock]:
+def _card(checkpoint: str, heads: Sequence[HeadPoints], names: tuple[str, str], document: int | None) -> list[AnyBlock]:
     tokens, documents = len(heads[0].table) // 2, heads[0].table["document"].nunique()
     rows = [
         (
             head.name,
-            "query" if kind == "q" else "key",
+            KINDS[row["kind"]][0],
             shortened(repr(row["token"])) if row["token"] else "(not kept)",
             str(row["document"]),
             str(row["position"]),
             f"{row['distance']:.1f}",
         )
         for head in heads
-        for kind in _COLOURS
-        for row in head.outliers(kind, document).to_dict("records")
+        for row in head.outliers(document)
     ]
     return [
-        heading(1, f"{shortened(checkpoint)}: heads along {shortened(' and '.join(axes.names))}"),
+        heading(1, f"{shortened(checkpoint)}: heads along {shortened(' and '.join(names))}"),
         paragraph(
             f"{tokens:,} kept tokens of {documents} documents per head: queries blue, keys red, darker with position. "
             "Axes are those of all tokens of the head, from its moments; nothing is centered."
