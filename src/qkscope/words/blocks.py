@@ -8,9 +8,11 @@ item of a list, a table or a listing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from qkscope.text import aligned
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ class TableBlock:
     rows: Sequence[Sequence[Text]]
 
 
+def table_of(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Callable[[Mapping[str, Any]], str]]
+) -> TableBlock:
+    """A table from records: `columns` has the text of each cell by the title of its column."""
+    return TableBlock(tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows])
+
+
 @dataclass(frozen=True)
 class Listing:
     """Lines of code."""
@@ -111,6 +120,17 @@ def runs_of(text: Text) -> tuple[Run, ...]:
 def plain(text: Text) -> str:
     """The text without its runs' kinds."""
     return "".join(run if isinstance(run, str) else run.text for run in runs_of(text))
+
+
+def to_terminal(blocks: Iterable[AnyBlock]) -> list[str]:
+    """Tables and sentences as lines of text."""
+    lines = []
+    for block in blocks:
+        if isinstance(block, TableBlock):
+            lines += aligned([[plain(cell) for cell in row] for row in (block.titles, *block.rows)])
+        elif isinstance(block, Block):
+            lines.append(plain(block.text))
+    return lines
 
 
 # --- the page ---------------------------------------------------------------------------------------
