@@ -129,10 +129,13 @@ def folder_name(reference: Path) -> str:
 
 
 def _digits(*names: str) -> Callable[[Any], str]:
-    """The text of a cell with these columns' numbers; equal ones once."""
-    return lambda row: " … ".join(
-        dict.fromkeys(significant(0.0 if abs(row[name]) < _ROUNDING else row[name]) for name in names)
-    )
+    """The text of a cell with these columns' numbers; once where all are equal."""
+
+    def text(row: Any) -> str:
+        shown = [significant(0.0 if abs(row[name]) < _ROUNDING else row[name]) for name in names]
+        return shown[0] if len(set(shown)) == 1 else " … ".join(shown)
+
+    return text
 
 
 _SUMMARY = {

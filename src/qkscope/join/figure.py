@@ -16,9 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from qkscope.draw import style
 from qkscope.join import statistics as stats
 from qkscope.join.table import NULL, NULL_ROLE, Joined
-from qkscope.join.text import p_text
 from qkscope.results.entries import Entries
-from qkscope.words.phrases import number
+from qkscope.words.phrases import number, p_value
 
 PANELS = 8  # measures with a scatter of their own; all are in the panel of intervals
 MARKERS = "osD^vPX*<>"
@@ -86,7 +85,7 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, marks: dict[str, tuple[
         axes.margins(x=0.22, y=0.14)
     row = joined.table[joined.table["measure"] == name].iloc[0]
     title = f"{style.plain(name)}{' (null model)' if name == NULL else ''}"
-    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_text(row['p'])}", fontsize=8.5, loc="left")
+    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_value(row['p'])}", fontsize=8.5, loc="left")
 
 
 def _draw_intervals(axes: Axes, table: pd.DataFrame, n: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError
-from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
+from qkscope.join.inputs import FEWEST, Measures, ModelNote
 from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.provenance import same_networks
@@ -36,7 +36,6 @@ DEFAULT = (
     "r_q_excess",
 )
 AT_EVERY_WINDOW = ("r_q", "r_k", "explained_variance")  # those that `heads.csv` has at every window
-FEWEST_MODELS = 3  # of which a correlation exists
 
 
 def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool | None = None) -> Measures:
@@ -46,10 +45,10 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     """
     tables = build_tables(load_results(folder))
     at = _choose_window(tables, common, folder)
-    if len(at.names) < FEWEST_MODELS:
+    if len(at.names) < FEWEST:
         raise InputError(
             f"{folder}: has {len(at.names)} entries to compare ({listed_names(list(at.names))}); joining measures with "
-            f"scores needs at least {FEWEST_MODELS} models, and is informative from about ten"
+            f"scores needs at least {FEWEST} models, and is informative from about ten"
         )
     heads = {model: compared_heads(at, model) for model in at.names}
     values: dict[str, list[float]] = {}
@@ -63,7 +62,7 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
                 )
             continue
         means = [each.mean(at.panel, name, model) for model, each in heads.items()]
-        if wanted or np.isfinite(means).sum() >= FEWEST_MODELS:
+        if wanted or np.isfinite(means).sum() >= FEWEST:
             values[name], errors[name] = means, [each.error(at.panel, name, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
@@ -100,7 +99,7 @@ def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     mixed = limited.groupby(own.windows["model"]).transform(lambda each: each.any() and not each.all())
     rows = own.windows[~(limited & mixed.astype(bool))]
     means = own.derived(rows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
-    return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
+    return means.rename(columns={"window": "length"}).astype({"length": float})
 
 
 # --- which heads ------------------------------------------------------------------------------------

@@ -37,13 +37,6 @@ def varies(x: Array) -> bool:
     return bool(np.ptp(x) > _CONSTANT * max(float(np.abs(x).max()), 1e-300))
 
 
-def ranks(x: Array) -> Array:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, of_value, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2.0)[of_value], dtype=np.float64)
-
-
 def kendall(x: Array, y: Array) -> float:
     """Kendall's tau-b."""
     if len(x) < 3 or not (varies(x) and varies(y)):
@@ -202,12 +195,10 @@ def partial_correlation(x: Array, y: Array, covariate: Array) -> tuple[float, fl
 
     n = len(x)
     rest = [_residuals(values, covariate) for values in (x, y)]
-    if (
-        n < 4
-        or not varies(covariate)
-        or any(_is_explained(left, values) for left, values in zip(rest, (x, y), strict=True))
-    ):
+    if n < 4 or not varies(covariate):
         return math.nan, math.nan
+    if any(np.linalg.norm(left) <= 1e-9 * np.linalg.norm(v - v.mean()) for left, v in zip(rest, (x, y), strict=True)):
+        return math.nan, math.nan  # a line leaves nothing
     r = correlation(rest[0], rest[1])
     if not abs(r) < 1:
         return r, math.nan
@@ -219,11 +210,6 @@ def _residuals(values: Array, covariate: Array) -> Array:
     size = float(centred @ centred)
     slope = float(centred @ values) / size if size else 0.0
     return np.asarray(values - values.mean() - slope * centred)
-
-
-def _is_explained(left: Array, values: Array) -> bool:
-    """Whether a line left nothing."""
-    return bool(np.linalg.norm(left) <= 1e-9 * np.linalg.norm(values - values.mean()))
 
 
 def prediction_r2(x: Array, y: Array) -> float:
