@@ -1,4 +1,4 @@
-"""A model's or a plan's facts as lines of text."""
+"""A plan, a run, a model, and the cost of a study as lines of text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
 from qkscope.run.progress import cost_line
-from qkscope.text import byte_size, clock, counted, short_number
+from qkscope.text import aligned, byte_size, clock, counted, short_number
 
 if TYPE_CHECKING:
     from qkscope.capture.blueprint import Blueprint
+    from qkscope.cost import Cluster, Estimate
     from qkscope.run.plan import Plan
     from qkscope.run.status import Status
 
@@ -51,7 +52,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
                 *([attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []),
             )
         )
-    lines += ["", *table(rows), ""]
+    lines += ["", *aligned(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
     lines.append(cost_line(plan))
@@ -83,7 +84,7 @@ def describe_status(status: Status) -> list[str]:
             )
         )
     done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
-    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *table(rows), ""]
+    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *aligned(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
         lines.append(
@@ -154,7 +155,7 @@ def describe_model(
         f"rope_theta {theta if theta is not MISSING else 'none'}",
         *_blueprint_notes(design),
         "",
-        *table(_layer_rows(design.probe.layers)),
+        *aligned(_layer_rows(design.probe.layers)),
         "",
         f"a run over {counted(documents, 'document')} of {chosen} tokens: {short_number(documents * chosen)} tokens, "
         f"{byte_size(sizes.memory)} of memory for the sums, {byte_size(sizes.file)} on disk",
@@ -203,7 +204,93 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+# --- what a study costs -----------------------------------------------------------------------------
+
+
+def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """What a planned study costs on a cluster, and what limits it."""
+    from qkscope.cost import ablation_cost, estimate_plan, every_head_alone
+
+    cost = estimate_plan(plan, cluster)
+    works = every_head_alone(plan)
+    ablation, settings = ablation_cost(works), works[0].settings
+    hours = ablation.flops / (cluster.flops * cluster.utilization) / 3600
+    return [
+        f"{counted(cost.workers, 'worker')} of {cost.devices_per_model} of the "
+        f"{counted(cluster.devices, 'device')}, {counted(cost.shards, 'shard')}; devices reach "
+        f"{cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s",
+        *aligned(cost_rows(cost)),
+        *limit_lines(cost),
+        f"not included: tables and report; `qkscope ablate` of each head alone ({' and '.join(settings.edits)}, up to "
+        f"{settings.documents} documents) takes {scaled(ablation.flops)}FLOPs, {hours:.3g} device hours computing; for "
+        "other choices, see `qkscope ablate STUDY --estimate`",
+    ]
+
+
+def cost_rows(cost: Estimate) -> list[tuple[str, str]]:
+    """The cost, one quantity per row."""
+    memory, disk, flops = cost.memory, cost.disk, cost.flops
+    sums = flops.sums32 + flops.sums64
+    parts = sorted(cost.seconds.items(), key=lambda part: -part[1])
+    shares = [f"{name} {seconds / cost.wall:.0%}" for name, seconds in parts if seconds >= 0.01 * cost.wall]
+    return [
+        ("tokens", scaled(cost.tokens)),
+        (
+            "FLOPs",
+            f"{scaled(sum(flops))} (matrices {scaled(flops.matrices)}, attention {scaled(flops.attention)}, sums "
+            f"{scaled(sums)})",
+        ),
+        ("device hours", f"{cost.device_hours:.3g}"),
+        (
+            "memory per device",
+            f"{scaled(sum(memory))}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, activations "
+            f"{scaled(memory.activations)}B)",
+        ),
+        (
+            "memory on the host",
+            f"{scaled(cost.host)}B for each worker to write or add up sums, {scaled(cost.host * cost.workers)}B for "
+            f"all {cost.workers}",
+        ),
+        (
+            "disk, at most",
+            f"{scaled(sum(disk))}B (moments {scaled(disk.moments)}B, shards {scaled(disk.shards)}B, downloaded weights "
+            f"{scaled(disk.weights)}B)",
+        ),
+        ("network", f"{scaled(cost.downloaded)}B of downloads, {scaled(cost.saved)}B to and from the results folder"),
+        ("wall time", f"at least {duration(cost.wall)}"),
+        ("of it", ", ".join(shares)),
+    ]
+
+
+def limit_lines(cost: Estimate) -> list[str]:
+    """What limits the study and what to change then."""
+    from qkscope.cost import ADVICE
+
+    lines = [f"bottleneck: {cost.bottleneck}: {ADVICE[cost.bottleneck]}"]
+    if not cost.fits:
+        lines.append(
+            f"does not fit: the fullest device needs {scaled(sum(cost.memory))}B of "
+            f"{scaled(cost.cluster.device_memory)}B; spread the model over more devices, or lower batch_tokens, "
+            "buckets or groups"
+        )
+    if cost.devices_per_model > 1:
+        wait = f"{cost.devices_per_model - 1} of {cost.devices_per_model} wait at any moment"
+        way_out = "give a model as few devices as it fits in, and run more workers"
+        lines.append(f"devices that share a model take turns, so {wait}; {way_out}")
+    return lines
+
+
+def scaled(number: float) -> str:
+    """1.2 G rather than 1234567890, up to the FLOPs of large studies."""
+    for limit, unit in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return f"{number:.3g} "
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    for limit, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * limit:
+            return f"{seconds / limit:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -120,8 +120,8 @@ def check_table(table: pd.DataFrame, where: str, needed: Sequence[str], texts: S
             table[name] = numbers = pd.to_numeric(column, errors="coerce").astype(float)  # an empty cell is NaN
             bad = np.flatnonzero((numbers.isna() & (column != "")) | np.isinf(numbers))
             if len(bad):
-                found = str(column.iloc[bad[0]])[:40]
-                raise InputError(f"{where}: line {bad[0] + 2}: {name} is {found!r}, not a finite number")
+                cell = str(column.iloc[bad[0]])[:40]
+                raise InputError(f"{where}: line {bad[0] + 2}: {name} is {cell!r}, not a finite number")
     if "model" in table.columns and (table["model"] == "").any():
         line = int(np.flatnonzero((table["model"] == "").to_numpy())[0]) + 2
         raise InputError(f"{where}: line {line} names no model")
@@ -211,8 +211,8 @@ def published_scores(name: str) -> Scores:
 
 
 def _about() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files("qkscope.data").joinpath(MODELS, "about.json").read_text(encoding="utf-8"))
-    return found
+    about: dict[str, Any] = json.loads(files("qkscope.data").joinpath(MODELS, "about.json").read_text(encoding="utf-8"))
+    return about
 
 
 def _shipped_table(name: str, needed: list[str]) -> pd.DataFrame:

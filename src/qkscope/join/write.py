@@ -185,8 +185,8 @@ def _dependence(joined: Joined) -> AnyBlock:
     """By ranks, for other models, without each model or family, within families and over their means."""
 
     def within(row: Row) -> str:
-        found = within_families(joined.points, row["measure"]) if row["families"] > 1 else {}
-        return ", ".join(f"{shortened(name)} {number(r)} ({counted(n, 'model')})" for name, (n, r) in found.items())
+        inside = within_families(joined.points, row["measure"]) if row["families"] > 1 else {}
+        return ", ".join(f"{shortened(name)} {number(r)} ({counted(n, 'model')})" for name, (n, r) in inside.items())
 
     def over(row: Row) -> str:
         families, rank, p = between_families(joined.points, row["measure"])
@@ -256,31 +256,34 @@ def _text(joined: Joined) -> list[AnyBlock]:
 def _findings(joined: Joined) -> list[str]:
     """What the measures say of the score, and how they compare with the number of parameters."""
     rows, scores = joined.rows(MEASURE_ROLE), joined.scores.name
-    found = []
+    findings = []
     for word, verbs, rest in (
         (PREDICTS, ("predicts", "predict"), "beyond what parameters do"),
         (GOES_WITH, ("correlates with", "correlate with"), "over these models, which is short of predicting"),
     ):
         some = [str(row["measure"]) for row in rows if row["verdict"] == word]
-        found += [f"{listed(some)} {verbs[len(some) > 1]} {scores} {rest}."] if some else []
+        findings += [f"{listed(some)} {verbs[len(some) > 1]} {scores} {rest}."] if some else []
     models = counted(joined.most_models, "model")
-    if not found and all(row["verdict"] == UNKNOWN for row in rows):
-        found.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
-    elif not found:
+    if not findings and all(row["verdict"] == UNKNOWN for row in rows):
+        findings.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
+    elif not findings:
         none = "The measure tried does not" if len(rows) == 1 else f"None of the {len(rows)} measures tried"
-        found.append(f"{none} significantly correlate{'' if len(rows) == 1 else 's'} with {scores} over {models}.")
+        findings.append(f"{none} significantly correlate{'' if len(rows) == 1 else 's'} with {scores} over {models}.")
     null = joined.null_row(NULL)
     if null is None:
-        return [*found, "The number of parameters of these models is not known (study key `parameters`, or --models)."]
+        return [
+            *findings,
+            "The number of parameters of these models is not known (study key `parameters`, or --models).",
+        ]
     measures = [row for row in rows if not math.isnan(row["r"])]
     if not measures or math.isnan(null["r"]):
-        return found
+        return findings
     best = max(measures, key=lambda row: abs(row["r"]))
     comparison = f"{best['measure']} has {number(best['r'])}, and {number(best['partial_r'])} at equal parameters"
     if abs(best["r"]) <= abs(null["r"]):
         comparison = f"no measure reaches it (largest: {best['measure']}, {number(best['r'])})"
     alone = f"The number of parameters alone has r = {number(null['r'])} (p = {p_value(null['p'])})"
-    return [*found, f"{alone}; {comparison}."]
+    return [*findings, f"{alone}; {comparison}."]
 
 
 def _limits(joined: Joined) -> str:
@@ -326,17 +329,17 @@ def _by_length(joined: Joined) -> list[AnyBlock]:
     ]
     across = joined.across
     if across.empty or not across["smallest_p"].min() < LEVEL:  # or not known: fewer than three models
-        found = "too few models have scores and measures at two lengths to know whether their changes correlate"
+        outcome = "too few models have scores and measures at two lengths to know whether their changes correlate"
     else:
         places = [
             f"{shortened(row['measure'])} from {row['short']:,.0f} to {row['long']:,.0f} tokens"
             for row in records(across[across["p_holm"] < LEVEL])
         ]
-        found = "no change of a measure correlates significantly with the change of the score"
+        outcome = "no change of a measure correlates significantly with the change of the score"
         if places:
-            found = f"the change correlates with that of the score for {listed(places)}"
+            outcome = f"the change correlates with that of the score for {listed(places)}"
     only = "Any two curves that fall with length correlate, so only changes between models count: "
-    return [*blocks, paragraph(f"{only}{found} (", Code(names.DIFFERENCES_CSV), ").")]
+    return [*blocks, paragraph(f"{only}{outcome} (", Code(names.DIFFERENCES_CSV), ").")]
 
 
 def _windows(joined: Joined) -> str:
