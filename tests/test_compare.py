@@ -19,7 +19,6 @@ from published_table import NASTY, published_heads
 from qkscope.compare import tolerance
 from qkscope.compare.figure import chosen_panels, draw_comparison
 from qkscope.compare.heads import STRICT, compare_heads
-from qkscope.compare.judge import summarize
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.results.read import Entries, Entry
@@ -58,7 +57,7 @@ def paired(one, other, allowed=None):
 
 
 def summary(found):
-    return summarize(found.cells).set_index("group")
+    return found.summary().set_index("group")
 
 
 def test_two_equal_tables():

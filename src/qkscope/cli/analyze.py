@@ -67,84 +67,54 @@ def analyze(options: argparse.Namespace) -> int:
     from qkscope.run.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
     from qkscope.validation.plasticity_table import require_vectors, write_plasticity_pairs
+    from qkscope.validation.tables import analyze_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
-    if options.vectors:
-        return _analyze_vectors(options, out)
     one_folder = len(inputs) == 1 and inputs[0].is_dir()
-    _check_moments_options(options, one_folder)
-    if options.plasticity_pairs:
+    _refuse_conflicts(options, one_folder)
+    shared = {"components": options.components, "kind": options.kind}
+    windows = {"common_window": options.common_window, "skip_positions": options.skip_positions}
+    pairs = options.plasticity_pairs
+    if pairs:
         require_vectors(inputs[0])
     with progress(verbose=options.verbose) as events:
-        analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
-        folder = analyze_inputs(
-            events,
-            command_line(),
-            out=out,
-            components=options.components,
-            common_window=options.common_window,
-            skip_positions=options.skip_positions,
-            detail=options.detail,
-            kind=options.kind,
-        )
-        if options.plasticity_pairs:
-            write_plasticity_pairs(
-                inputs[0],
-                events,
-                options.plasticity_pairs,
-                out=folder,
-                common_window=options.common_window,
-                skip_positions=options.skip_positions,
-            )
+        if options.vectors:
+            sizes = {"window": options.window, "group_size": options.group_size, "n_layers": options.n_layers}
+            folder = analyze_vectors(options.vectors, Path(options.out), events, command_line(), **shared, **sizes)
+        else:
+            analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
+            folder = analyze_inputs(events, command_line(), out=out, detail=options.detail, **shared, **windows)
+        if pairs:
+            write_plasticity_pairs(inputs[0], events, pairs, out=folder, **windows)
     print(f"results: {folder}/")
     return 0
 
 
-def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> None:
-    """Refuse options that do not go with moments, or not with single files of them."""
-    if not options.inputs:
-        raise InputError("nothing to analyze: give a results folder, moments files, or --vectors DIR")
-    if options.window is not None:
-        raise InputError(
-            "--window only applies to --vectors; to compare moments over that window, use "
-            f"--common-window {options.window}"
-        )
-    if options.plasticity_pairs and not one_folder:
-        raise InputError("--plasticity-pairs needs a results folder with the moments and vectors of one run")
-
-
-def _analyze_vectors(options: argparse.Namespace, out: Path | None) -> int:
-    """`qkscope analyze --vectors`."""
-    from qkscope.cli.commands import command_line
-    from qkscope.run.progress import progress
-    from qkscope.validation.tables import analyze_vectors
-
-    if options.plasticity_pairs:
-        raise InputError(
-            "--plasticity-pairs only applies to a results folder that has vectors: qkscope analyze RESULTS"
-        )
-    if options.inputs or out is None:
-        raise InputError("analyze --vectors takes no other inputs, and needs --out, the folder for the tables")
-    if options.common_window is not None:
-        raise InputError(
-            "--common-window only applies to moments; for tables of --vectors over the first positions, use "
-            f"--window {options.common_window}"
-        )
-    with progress() as events:
-        analyze_vectors(
-            options.vectors,
-            out,
-            events,
-            command_line(),
-            components=options.components,
-            window=options.window,
-            kind=options.kind,
-            group_size=options.group_size,
-            n_layers=options.n_layers,
-        )
-    print(f"results: {out}/")
-    return 0
+def _refuse_conflicts(options: argparse.Namespace, one_folder: bool) -> None:
+    """Refuse options that do not go together."""
+    vectors, window, common = options.vectors, options.window, options.common_window
+    conflicts = {
+        "--plasticity-pairs only applies to a results folder that has vectors: qkscope analyze RESULTS": (
+            vectors and options.plasticity_pairs
+        ),
+        "analyze --vectors takes no other inputs, and needs --out, the folder for the tables": (
+            vectors and (options.inputs or not options.out)
+        ),
+        "--common-window only applies to moments; for tables of --vectors over the first positions, use --window "
+        f"{common}": vectors and common is not None,
+        "nothing to analyze: give a results folder, moments files, or --vectors DIR": (
+            not vectors and not options.inputs
+        ),
+        "--window only applies to --vectors; to compare moments over that window, use --common-window "
+        f"{window}": not vectors and window is not None,
+        "--plasticity-pairs needs a results folder with the moments and vectors of one run": (
+            options.plasticity_pairs and not one_folder
+        ),
+    }
+    for message, applies in conflicts.items():
+        if applies:
+            raise InputError(message)
 
 
 def predict_options(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from qkscope.run.progress import cost_line
 from qkscope.text import aligned, byte_size, clock, counted, short_number
 
 if TYPE_CHECKING:
-    from qkscope.capture.blueprint import Blueprint
     from qkscope.cost import Cluster, Estimate
     from qkscope.run.plan import Plan
     from qkscope.run.status import Status
@@ -40,18 +38,9 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
         lines.append(f"attention: {summaries[0]}")
     rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", *(["attention"] * (len(summaries) > 1)))]
     for each in plan.checkpoints:
-        checkpoint = each.checkpoint
-        rows.append(
-            (
-                checkpoint.name,
-                checkpoint.label or "",
-                checkpoint.phase or "",
-                str(each.context),
-                str(len(each.documents)),
-                short_number(each.tokens),
-                *([attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []),
-            )
-        )
+        names = (each.checkpoint.name, each.checkpoint.label or "", each.checkpoint.phase or "")
+        layers = [attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []
+        rows.append((*names, str(each.context), str(len(each.documents)), short_number(each.tokens), *layers))
     lines += ["", *aligned(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
@@ -73,26 +62,30 @@ def describe_status(status: Status) -> list[str]:
     """How far a run is."""
     rows = [("checkpoint", "done", "running", "left", "tokens", "time so far")]
     for each in status.checkpoints:
-        rows.append(
-            (
-                each.name,
-                f"{each.done} of {each.shards}",
-                str(each.running or "-"),
-                str(each.left or "-"),
-                f"{short_number(each.tokens_done)} of {short_number(each.tokens)}",
-                clock(each.seconds) if each.seconds else "-",
-            )
-        )
+        shards = (f"{each.done} of {each.shards}", str(each.running or "-"), str(each.left or "-"))
+        tokens = f"{short_number(each.tokens_done)} of {short_number(each.tokens)}"
+        rows.append((each.name, *shards, tokens, clock(each.seconds) if each.seconds else "-"))
     done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
     lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *aligned(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
-        lines.append(
-            f"note: {counted(skipped, 'document')} left out because the model fails on them (see the provenance)"
-        )
+        left_out = counted(skipped, "document")
+        lines.append(f"note: {left_out} left out because the model fails on them (see the provenance)")
     lines += [f"note: {note}" for note in status.notes]
     lines += left_out_lines(status.left_out, len(status.checkpoints))
-    return [*lines, *_status_words(status, done == total)]
+    running = sum(each.running for each in status.checkpoints)
+    if status.alive:
+        who = status.holder or "by an unknown process"
+        state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
+    elif done == total:
+        state = "finished" if status.tables else "all shards are done; `qkscope run` makes the tables"
+    else:
+        state = "not running; `qkscope run` continues where it stopped"
+    if done == total:
+        return [*lines, state]
+    seconds = status.seconds_left()
+    left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
+    return [*lines, state, f"time left: {left}{'' if running else ' with one worker'}"]
 
 
 def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
@@ -101,22 +94,6 @@ def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
         return []
     head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results cover the others"
     return [head, *(f"  {name}: {reason}" for name, reason in left_out.items())]
-
-
-def _status_words(status: Status, whole: bool) -> list[str]:
-    running = sum(each.running for each in status.checkpoints)
-    if status.alive:
-        who = status.holder or "by an unknown process"
-        state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
-    elif whole:
-        state = "finished" if status.tables else "all shards are done; `qkscope run` makes the tables"
-    else:
-        state = "not running; `qkscope run` continues where it stopped"
-    seconds = status.seconds_left()
-    if whole:
-        return [state]
-    left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
-    return [state, f"time left: {left}{'' if running else ' with one worker'}"]
 
 
 def describe_model(
@@ -153,7 +130,8 @@ def describe_model(
         attention_summary(design.probe.layers),
         f"max positions {longest if longest is not MISSING else 'not stated'}, "
         f"rope_theta {theta if theta is not MISSING else 'none'}",
-        *_blueprint_notes(design),
+        *([] if design.exact else ["note: read from the config only; this model's code cannot run without weights"]),
+        *([f"layers without ordinary attention: {_ranges(design.probe.gaps)}"] if design.probe.gaps else []),
         "",
         *aligned(_layer_rows(design.probe.layers)),
         "",
@@ -162,35 +140,16 @@ def describe_model(
     ]
 
 
-def _blueprint_notes(design: Blueprint) -> list[str]:
-    """What a reader has to know of layers that were read without weights."""
-    lines = []
-    if not design.exact:
-        lines.append("note: read from the config only; this model's code cannot run without weights")
-    if design.probe.gaps:
-        lines.append(f"layers without ordinary attention: {_ranges(design.probe.gaps)}")
-    return lines
-
-
 def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:
     """Layers that are alike share a row."""
-    rows: list[tuple[str, ...]] = [("layers", "query heads", "key heads", "width", "position", "attention")]
-
-    def kind(facts: LayerFacts) -> tuple[str, ...]:
-        window = f" {facts.attention_window}" if facts.attention_window else ""
-        return (
-            str(facts.q_heads),
-            str(facts.kv_heads),
-            str(facts.head_dim),
-            facts.rotary,
-            f"{facts.attention}{window}",
-        )
-
-    ordered = sorted(layers, key=lambda facts: (kind(facts), facts.layer))
-    alike = [(key, [facts.layer for facts in group]) for key, group in groupby(ordered, key=kind)]
-    for key, numbers in sorted(alike, key=lambda pair: pair[1][0]):
-        rows.append((_ranges(numbers), *key))
-    return rows
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for facts in layers:
+        attention = f"{facts.attention} {facts.attention_window}" if facts.attention_window else facts.attention
+        key = (str(facts.q_heads), str(facts.kv_heads), str(facts.head_dim), facts.rotary, attention)
+        alike.setdefault(key, []).append(facts.layer)
+    rows = sorted(alike.items(), key=lambda row: min(row[1]))
+    titles = ("layers", "query heads", "key heads", "width", "position", "attention")
+    return [titles, *((_ranges(numbers), *key) for key, numbers in rows)]
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -248,8 +207,7 @@ def cost_rows(cost: Estimate) -> list[tuple[str, str]]:
         ),
         (
             "memory on the host",
-            f"{scaled(cost.host)}B for each worker to write or add up sums, {scaled(cost.host * cost.workers)}B for "
-            f"all {cost.workers}",
+            f"{scaled(cost.host * cost.workers)}B to write or add up sums ({scaled(cost.host)}B for each worker)",
         ),
         (
             "disk, at most",
@@ -275,8 +233,9 @@ def limit_lines(cost: Estimate) -> list[str]:
         )
     if cost.devices_per_model > 1:
         wait = f"{cost.devices_per_model - 1} of {cost.devices_per_model} wait at any moment"
-        way_out = "give a model as few devices as it fits in, and run more workers"
-        lines.append(f"devices that share a model take turns, so {wait}; {way_out}")
+        chosen = cost.cluster.devices_per_model is not None
+        way_out = "; give a model as few devices as it fits in, and run more workers" if chosen else ""
+        lines.append(f"devices that share a model take turns, so {wait}{way_out}")
     return lines
 
 

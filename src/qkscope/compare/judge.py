@@ -42,6 +42,24 @@ class JudgedNumbers:
         """Every number is there on both sides and within tolerance."""
         return bool((self.counted["verdict"] == REPRODUCED).all())
 
+    def summary(self) -> pd.DataFrame:
+        """A row per group of counted numbers: verdicts, differences, their correlation, and the span of tolerances."""
+        rows = []
+        for name, part in self.counted.groupby(titles_of(self.counted), sort=False):
+            size, verdicts = part["difference"].abs(), part["verdict"].value_counts()
+            known = part[["value", "reference"]].dropna().to_numpy(dtype=float).T
+            spreads = known.shape[1] > 1 and bool((np.ptp(known, axis=1) > 0).all())
+            rows.append(
+                {
+                    "group": name, "numbers": len(part),
+                    **{verdict: int(verdicts.get(verdict, 0)) for verdict in (REPRODUCED, DIFFERS, MISSING)},
+                    "mean": part["difference"].mean(), "median": size.median(), "p95": size.quantile(0.95),
+                    "largest": size.max(), "correlation": np.corrcoef(known)[0, 1] if spreads else np.nan,
+                    "tolerance_low": part["tolerance"].min(), "tolerance_high": part["tolerance"].max(),
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
 
 def judge(cells: pd.DataFrame) -> pd.DataFrame:
     """Add difference and verdict. `cells` has value, reference, tolerance and `on_both`: both sides measured it.
@@ -54,25 +72,6 @@ def judge(cells: pd.DataFrame) -> pd.DataFrame:
     columns = [*COLUMNS, *(name for name in OPTIONAL if name in cells.columns)]
     verdict = np.where(~cells["on_both"], MISSING, np.where(within, REPRODUCED, DIFFERS))
     return cells.assign(difference=difference, verdict=verdict)[columns].reset_index(drop=True)
-
-
-def summarize(cells: pd.DataFrame) -> pd.DataFrame:
-    """A row per group of numbers: verdicts, differences, their correlation and the span of tolerances."""
-    rows = []
-    for name, part in cells.groupby(titles_of(cells), sort=False):
-        size, verdicts = part["difference"].abs(), part["verdict"].value_counts()
-        known = part[["value", "reference"]].dropna().to_numpy(dtype=float).T
-        spreads = known.shape[1] > 1 and bool((np.ptp(known, axis=1) > 0).all())
-        rows.append(
-            {
-                "group": name, "numbers": len(part),
-                **{verdict: int(verdicts.get(verdict, 0)) for verdict in (REPRODUCED, DIFFERS, MISSING)},
-                "mean": part["difference"].mean(), "median": size.median(), "p95": size.quantile(0.95),
-                "largest": size.max(), "correlation": np.corrcoef(known)[0, 1] if spreads else np.nan,
-                "tolerance_low": part["tolerance"].min(), "tolerance_high": part["tolerance"].max(),
-            }
-        )  # fmt: skip
-    return pd.DataFrame(rows)
 
 
 def titles_of(cells: pd.DataFrame) -> "pd.Series[str]":

@@ -14,30 +14,14 @@ from typing import Any
 import pandas as pd
 
 from qkscope.compare.heads import compare_folders
-from qkscope.compare.judge import (
-    DIFFERS,
-    MISSING,
-    REPRODUCED,
-    JudgedNumbers,
-    largest_differences,
-    listed_names,
-    summarize,
-)
+from qkscope.compare.judge import DIFFERS, MISSING, REPRODUCED, JudgedNumbers, largest_differences, listed_names
 from qkscope.compare.numbers import load_reference, number_title, shipped_references
 from qkscope.compare.published import compare_folder_with_published
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.results import folder as names
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import (
-    CARD,
-    CHANGED_HEADS_CSV,
-    COMPARISON_CSV,
-    COMPARISON_PNG,
-    COMPARISON_SVG,
-    comparison_folder,
-    plain_name,
-)
 from qkscope.results.read import ResultsFolder, load_results
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Strong, bullet, heading, paragraph, table_of, to_markdown, to_terminal
@@ -87,21 +71,21 @@ def compare_results(
             raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
         judged = compare_folders(mine, _load(other), tolerance)
         reference, name, source = shortened(str(other), 200), folder_name(other), "."
-    folder = out or comparison_folder(mine.writable_folder, name)
-    files = [folder / COMPARISON_CSV]
+    folder = out or names.comparison_folder(mine.writable_folder, name)
+    files = [folder / names.COMPARISON_CSV]
     write_csv(judged.cells, files[0])
     if judged.changed is not None:
-        files.append(folder / CHANGED_HEADS_CSV)
+        files.append(folder / names.CHANGED_HEADS_CSV)
         write_csv(judged.changed, files[-1])
     figure = draw_comparison(mine.study, judged, "Compared with a Reference", shortened(reference, 100))
-    files += [*save_as(figure, folder / COMPARISON_PNG, folder / COMPARISON_SVG), folder / CARD]
+    files += [*save_as(figure, folder / names.COMPARISON_PNG, folder / names.COMPARISON_SVG), folder / names.CARD]
     report, verdict = _report(judged), _verdict(judged)
     card = [
         heading(1, f"{shortened(mine.study.title)}: comparison"),
         paragraph(Strong(verdict)),
         paragraph("The reference is ", Code(reference), f"{source} Differences are this run minus the reference."),
         *report,
-        paragraph(f"{judged.tolerance_note} ", Code(COMPARISON_CSV), " has every number."),
+        paragraph(f"{judged.tolerance_note} ", Code(names.COMPARISON_CSV), " has every number."),
     ]
     write_text(files[-1], to_markdown(card))
     lines = (f"compared with {reference}", *to_terminal(report), verdict)
@@ -122,7 +106,7 @@ def _choices() -> str:
 def folder_name(reference: Path) -> str:
     """A name for the comparison with this folder: its own, and a digest of its path, so that no two share one."""
     whole = reference.resolve()
-    return f"{plain_name(whole.name)}-{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
+    return f"{names.plain_name(whole.name)}-{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
 
 
 # --- text -------------------------------------------------------------------------------------------
@@ -163,7 +147,7 @@ def _report(judged: JudgedNumbers) -> list[AnyBlock]:
     """The tables and the notes, for the card and for a terminal."""
     largest = largest_differences(judged.counted, MOST_ROWS).to_dict("records")
     return [
-        table_of(summarize(judged.counted).to_dict("records"), _SUMMARY),
+        table_of(judged.summary().to_dict("records"), _SUMMARY),
         *(bullet(shortened(note, 500)) for note in [*judged.notes, *_one_side(judged)]),
         table_of(largest, _LARGEST) if largest else paragraph("All differences are zero."),
     ]

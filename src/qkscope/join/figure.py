@@ -33,13 +33,10 @@ def draw_join(joined: Joined) -> Figure:
     columns = min(3, max(1, len(names)))
     rows = max(1, math.ceil(len(names) / columns))
     with matplotlib.rc_context(style.RC):
-        study = Entries(joined.scores.name, (), ())
-        note = (
-            f"{len(joined.points)} models; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
-        )
-        figure = style.new_figure(
-            3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Correlate with Scores?", note
-        )
+        models = f"{len(joined.points)} models"
+        note = f"{models}; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
+        size, study = (3.1 * columns + 4.6, 2.7 * rows + 1.2), Entries(joined.scores.name, (), ())
+        figure = style.new_figure(*size, study, "Do Measures Correlate with Scores?", note)
         grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1.0] * columns + [1.25])
         families = joined.points["family"].unique()
         marks = dict(zip(families, zip(cycle(FAMILY_COLOURS), cycle(MARKERS), strict=False), strict=False))

@@ -211,7 +211,8 @@ def _correlations(x: stats.Array, y: stats.Array, models: Sequence[str], *, stra
         "n": n, "r": r, "r_low": low, "r_high": high,
         "p": stats.permutation_p(x, y, strata=groups), "exact": stats.is_enumerated(sizes), "r_se_documents": math.nan,
         "spearman": stats.correlation(*by_rank), "spearman_p": stats.permutation_p(*by_rank, strata=groups),
-        "kendall": stats.kendall(x, y), "kendall_p": stats.kendall_p(x, y, groups), "prediction_r2": math.nan,
+        "kendall": stats.kendall(x, y), "kendall_p": stats.permutation_p(x, y, stats.kendall_of_orders, groups),
+        "prediction_r2": math.nan,
         **_extremes("model", stats.without_each(x, y, models)),
     }  # fmt: skip
 

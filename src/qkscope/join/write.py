@@ -9,38 +9,11 @@ from pathlib import Path
 
 from qkscope.errors import InputError
 from qkscope.files import write_text
+from qkscope.join import inputs, table
 from qkscope.join import statistics as stats
 from qkscope.join.from_results import measures_from_results
-from qkscope.join.inputs import (
-    MODELS,
-    PREFIX,
-    Measures,
-    Scores,
-    load_published_models,
-    measures_of,
-    published_scores,
-    read_table,
-    scores_of,
-)
-from qkscope.join.table import (
-    FEWEST_FAMILIES,
-    FEWEST_MODELS,
-    GOES_WITH,
-    LENGTH_NULL,
-    MEASURE_ROLE,
-    NULL,
-    NULL_ROLE,
-    PREDICTS,
-    UNKNOWN,
-    Joined,
-    Row,
-    between_families,
-    failures,
-    join,
-    over_lengths,
-    records,
-    within_families,
-)
+from qkscope.join.inputs import Measures, Scores
+from qkscope.join.table import LENGTH_NULL, MEASURE_ROLE, NULL, NULL_ROLE, Joined, Row, records
 from qkscope.results import folder as names
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
@@ -89,15 +62,15 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
 
     measures, scores = _measures(request), _scores(request.scores)
     if request.models is not None:
-        measures = measures.with_models(read_table(Path(request.models), ["model"]))
+        measures = measures.with_models(inputs.read_table(Path(request.models), ["model"]))
     path = Path(request.measures)
     if out is None and not path.is_dir():
         raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
     folder = out or names.join_folder(path, names.plain_name(scores.name))
-    joined = join(measures, scores)
+    joined = table.join(measures, scores)
     tables = {names.JOIN_CSV: joined.table, names.POINTS_CSV: joined.points, names.LENGTHS_CSV: joined.within}
     tables |= {names.CHANGES_CSV: joined.changes, names.DIFFERENCES_CSV: joined.across}
-    files = [folder / name for name, table in tables.items() if len(table)]
+    files = [folder / name for name, rows in tables.items() if len(rows)]
     for path in files:
         write_csv(tables[path.name], path)
     files += [*save_as(draw_join(joined), folder / names.JOIN_PNG, folder / names.JOIN_SVG), folder / names.CARD]
@@ -107,18 +80,18 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
 
 def _measures(request: JoinRequest) -> Measures:
     source, path = request.measures, Path(request.measures)
-    if source == f"{PREFIX}{MODELS}":
-        return _choose(load_published_models().measures, request.chosen)
-    if source.startswith(PREFIX):
-        raise InputError(f"{source}: the published measures are {PREFIX}{MODELS}")
+    if source == f"{inputs.PREFIX}{inputs.MODELS}":
+        return _choose(inputs.load_published_models().measures, request.chosen)
+    if source.startswith(inputs.PREFIX):
+        raise InputError(f"{source}: the published measures are {inputs.PREFIX}{inputs.MODELS}")
     if path.is_dir() or (is_archive(path) and path.exists()):
         return measures_from_results(path, request.chosen, common=request.common)
     if not path.exists():
         raise InputError(
             f"{path}: no such results folder or file; give a folder that `qkscope run` wrote, a CSV file with "
-            f"a row per model, or {PREFIX}{MODELS}"
+            f"a row per model, or {inputs.PREFIX}{inputs.MODELS}"
         )
-    return _choose(measures_of(read_table(path, ["model"]), str(path)), request.chosen)
+    return _choose(inputs.measures_of(inputs.read_table(path, ["model"]), str(path)), request.chosen)
 
 
 def _choose(measures: Measures, chosen: Sequence[str]) -> Measures:
@@ -135,10 +108,10 @@ def _choose(measures: Measures, chosen: Sequence[str]) -> Measures:
 
 
 def _scores(source: str) -> Scores:
-    if source.startswith(PREFIX):
-        return published_scores(source.removeprefix(PREFIX))
+    if source.startswith(inputs.PREFIX):
+        return inputs.published_scores(source.removeprefix(inputs.PREFIX))
     path = Path(source)
-    return scores_of(read_table(path, ["model", "score"], ("model",)), path.stem, str(path))
+    return inputs.scores_of(inputs.read_table(path, ["model", "score"], ("model",)), path.stem, str(path))
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -185,11 +158,11 @@ def _dependence(joined: Joined) -> AnyBlock:
     """By ranks, for other models, without each model or family, within families and over their means."""
 
     def within(row: Row) -> str:
-        inside = within_families(joined.points, row["measure"]) if row["families"] > 1 else {}
+        inside = table.within_families(joined.points, row["measure"]) if row["families"] > 1 else {}
         return ", ".join(f"{shortened(name)} {number(r)} ({counted(n, 'model')})" for name, (n, r) in inside.items())
 
     def over(row: Row) -> str:
-        families, rank, p = between_families(joined.points, row["measure"])
+        families, rank, p = table.between_families(joined.points, row["measure"])
         return "" if math.isnan(rank) else f"{number(rank)} (p = {p_value(p)}, {families} families)"
 
     columns = {
@@ -202,7 +175,7 @@ def _dependence(joined: Joined) -> AnyBlock:
         "p within families": lambda row: p_value(row["p_within_families"]),
         "r within a family": lambda row: within(row) if row["role"] == MEASURE_ROLE else "",
         "Spearman over families": lambda row: over(row) if row["role"] == MEASURE_ROLE else "",
-        "missing for a prediction": lambda row: "; ".join(failures(row)) or "nothing" if row["verdict"] else "",
+        "missing for a prediction": lambda row: "; ".join(table.failures(row)) or "nothing" if row["verdict"] else "",
     }
     return table_of(records(joined.table), columns)
 
@@ -228,9 +201,10 @@ def join_card(joined: Joined) -> list[AnyBlock]:
         heading(2, "What the correlations depend on"),
         _dependence(joined),
         paragraph(
-            f"A measure predicts a score only with at least {FEWEST_MODELS} models of {FEWEST_FAMILIES} families, p "
-            f"below {LEVEL:g} after Holm's correction and at equal parameters, one sign whichever model or family is "
-            "left out, and R² for others above 0: a line through the other models predicts each better than their mean."
+            f"A measure predicts a score only with at least {table.FEWEST_MODELS} models of {table.FEWEST_FAMILIES} "
+            f"families, p below {LEVEL:g} after Holm's correction and at equal parameters, one sign whichever model or "
+            "family is left out, and R² for others above 0: a line through the other models predicts each better than "
+            "their mean."
         ),
         paragraph("Measures: ", path, f", {_windows(joined)}."),
         paragraph(
@@ -258,13 +232,13 @@ def _findings(joined: Joined) -> list[str]:
     rows, scores = joined.rows(MEASURE_ROLE), joined.scores.name
     findings = []
     for word, verbs, rest in (
-        (PREDICTS, ("predicts", "predict"), "beyond what parameters do"),
-        (GOES_WITH, ("correlates with", "correlate with"), "over these models, which is short of predicting"),
+        (table.PREDICTS, ("predicts", "predict"), "beyond what parameters do"),
+        (table.GOES_WITH, ("correlates with", "correlate with"), "over these models, which is short of predicting"),
     ):
         some = [str(row["measure"]) for row in rows if row["verdict"] == word]
         findings += [f"{listed(some)} {verbs[len(some) > 1]} {scores} {rest}."] if some else []
     models = counted(joined.most_models, "model")
-    if not findings and all(row["verdict"] == UNKNOWN for row in rows):
+    if not findings and all(row["verdict"] == table.UNKNOWN for row in rows):
         findings.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
     elif not findings:
         none = "The measure tried does not" if len(rows) == 1 else f"None of the {len(rows)} measures tried"
@@ -312,7 +286,7 @@ def _by_length(joined: Joined) -> list[AnyBlock]:
     def r_and_p(row: Row, name: str = "") -> str:
         return f"{number(row[f'r{name}'])} (p = {p_value(row[f'p{name}'])} within models)"
 
-    together = records(over_lengths(joined.measures, joined.scores))
+    together = records(table.over_lengths(joined.measures, joined.scores))
     if not together:
         return [
             paragraph(
