@@ -64,9 +64,7 @@ class TableBlock:
     rows: Sequence[Sequence[Text]]
 
 
-def table_of(
-    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Callable[[Mapping[str, Any]], str]]
-) -> TableBlock:
+def table_of(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Text]]) -> TableBlock:
     """A table from records: `columns` has the text of each cell by the title of its column."""
     return TableBlock(tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows])
 
