@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from findings_numbers import Number, Part, Place, Tables, spoken, table
 
-from qkscope.join.published import load_published_models
+from qkscope.join.inputs import load_published_models
 from qkscope.lenses.claims import CLAIMS
 from qkscope.lenses.claims.base import Claim
 from qkscope.stats.significance import SMALLEST, is_significant

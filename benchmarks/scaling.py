@@ -13,8 +13,8 @@ import yaml
 from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 
 from qkscope.capture.blueprint import blueprint
-from qkscope.cli.estimate import cost_rows, duration, limit_lines, scaled
-from qkscope.cost.estimate import ADVICE, CheckpointWork, Cluster, Estimate, estimate, hub_work
+from qkscope.cli.describe import cost_rows, duration, limit_lines, scaled
+from qkscope.cost import ADVICE, CheckpointWork, Cluster, Estimate, estimate, hub_work
 from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.sizes import default_groups, predict_sizes
@@ -268,8 +268,6 @@ def section(case: Case) -> str:
     lines.append(row("workers × devices", [f"{each.workers} × {each.devices_per_model}" for each in found.values()]))
     for name in columns[0]:
         lines.append(row(name, [column[name] for column in columns]))
-        if name == "wall time":
-            lines.append(row("of it", [time_shares(each) for each in found.values()]))
     return "\n".join([*lines, "", case.then, *_waiting(found)]) + "\n"
 
 
@@ -298,11 +296,6 @@ def row(name: str, cells: list[str]) -> str:
     """A row; a cell that repeats the one before it says so."""
     shown = [cell if place == 0 or cell != cells[place - 1] else "same" for place, cell in enumerate(cells)]
     return f"| {name} | {' | '.join(shown)} |"
-
-
-def time_shares(found: Estimate) -> str:
-    ordered = sorted(found.seconds.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {seconds / found.wall:.0%}" for name, seconds in ordered if seconds >= 0.01 * found.wall)
 
 
 def page() -> str:

@@ -23,7 +23,7 @@ from qkscope.ablate.tables import ablation_table, course_table, groups_table, un
 from qkscope.ablate.work import UNITS, AblationSettings, CheckpointAblation
 from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
-from qkscope.cost.ablation import ablation_cost, pass_flops
+from qkscope.cost import ablation_cost, pass_flops
 from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError
 from qkscope.results.folder import ablation_path

@@ -19,8 +19,6 @@ from published_table import NASTY, published_heads
 from qkscope.compare import tolerance
 from qkscope.compare.figure import chosen_panels, draw_comparison
 from qkscope.compare.heads import STRICT, compare_heads
-from qkscope.compare.judge import summarize
-from qkscope.compare.numbers import group_title
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
 from qkscope.results.read import Entries, Entry
@@ -59,13 +57,13 @@ def paired(one, other, allowed=None):
 
 
 def summary(found):
-    return summarize(found.cells, group_title).set_index("group")
+    return found.summary().set_index("group")
 
 
 def test_two_equal_tables():
     found = paired(few(), few())
     assert found.reproduced
-    assert found.tolerance == STRICT == 1e-6
+    assert set(found.cells["tolerance"]) == {STRICT} == {1e-6}
     assert len(found.cells) == 12
     assert found.changed.empty
     assert summary(found)["correlation"].tolist() == pytest.approx([1.0, 1.0, 1.0])
@@ -137,7 +135,7 @@ def test_a_head_that_flips_with_its_sink_token_is_not_the_largest_difference():
     assert (largest["what"], largest["cell"]) == ("r_q", "layer 0 head 1")
     assert summary(found).loc["r_k", "largest"] == pytest.approx(0.003)
     assert found.cells["sign_unknown"].sum() == 2  # r_q and r_k of that head
-    assert not paired(few(r_q=0.0, r_k=0.0), few(r_q=0.0, r_k=0.0)).pairs["turned"].any()
+    assert not paired(few(r_q=0.0, r_k=0.0), few(r_q=0.0, r_k=0.0)).cells["sign_unknown"].any()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_a_head_that_flips_with_its_sink_token_is_not_the_largest_difference():
 def test_a_flip_is_a_difference_only_where_both_signs_are_known(r_q, sure, turned):
     one, other = (few(r_q=r_q, r_k=sign * 0.4, sign_sure=float(s)) for sign, s in zip((1, -1), sure, strict=True))
     found = paired(one, other)
-    assert found.pairs["turned"].tolist() == [turned] * 4
+    assert found.cells.loc[found.cells["what"] == "r_k", "sign_unknown"].tolist() == [turned] * 4
     expected = 0.0 if turned else 0.8
     assert found.cells.loc[found.cells["what"] == "r_k", "difference"].tolist() == pytest.approx([expected] * 4)
     # Both are turned together, so a head that really runs the other way still differs, in r_q.
@@ -173,21 +171,21 @@ def test_other_documents_differ_beyond_their_errors_only():
     other = with_errors(few(r_q=[0.9, 0.71, 0.5, 0.8]), 0.04)
     options = {"other_documents": ["a"], "groups": 8}
     found = compare_heads(one, ["a"], other, ["a"], None, **options)
-    assert found.other_documents == ("a",)
     different = found.cells[found.cells["verdict"] == "differs"]
     assert list(zip(different["what"], different["cell"], strict=True)) == [("r_q", "layer 1 head 1")]
     assert found.cells["error"].tolist() == pytest.approx([0.05] * 12)
     # One of twelve tests holds: p = 0.05 / 12, two-sided, Student's t with 7 degrees of freedom.
-    assert found.multiple == pytest.approx(scipy.stats.t.isf(0.05 / 12 / 2, 7))
-    assert found.cells["tolerance"].tolist() == pytest.approx([0.05 * found.multiple] * 12)
-    assert found.beyond_errors == (1, 1)
+    multiple = scipy.stats.t.isf(0.05 / 12 / 2, 7)
+    assert found.cells["tolerance"].tolist() == pytest.approx([0.05 * multiple] * 12)
+    assert f"At a both sides read other documents: there it may differ by {multiple:.1f}" in found.tolerance_note
+    assert found.notes[-1].startswith("1 of 1 different number with errors differ significantly")
     # The same documents, or a given tolerance: errors over documents excuse nothing.
     same = compare_heads(one, ["a"], other, ["a"])
     assert (same.cells["verdict"] == "differs").sum() == 2
-    assert same.beyond_errors == (1, 2)
+    assert same.notes[-1].startswith("1 of 2 different numbers with errors differ significantly")
     assert (compare_heads(one, ["a"], other, ["a"], 0.01, **options).cells["verdict"] == "differs").sum() == 2
     # Without errors on one side there is nothing to go by.
-    assert compare_heads(one, ["a"], few(), ["a"], None, **options).multiple is None
+    assert set(compare_heads(one, ["a"], few(), ["a"], None, **options).cells["tolerance"]) == {STRICT}
 
 
 @settings(max_examples=50, deadline=None)
@@ -236,7 +234,7 @@ def test_two_folders_on_disk(tmp_path):
         [0, 1, "Q-positional", "mixed"]
     ]
     card = (told.folder / "README.md").read_text(encoding="utf-8")
-    assert "| a | 0 | 1 | Q-positional | mixed | 0.8 → 0.6 | 0.1 → 0.1 |" in card
+    assert "| a, r\\_q, layer 0 head 1 | 0.6 | 0.8 | −0.2 | 1e−06 | differs |" in card
     assert "a (128 tokens, reference 64)" in card
     assert "4 heads at 1 checkpoint, matched by layer and head; 1 changed category." in told.lines
     assert told.lines[-1] == "Not reproduced: of 12 numbers, 11 within tolerance and 1 different."

@@ -18,9 +18,8 @@ from published_table import CONTEXTS, HEADS_PER_BIN, PUBLISHED, provenance, publ
 from qkscope.compare import tolerance
 from qkscope.compare.figure import OUTLINE, draw_comparison
 from qkscope.compare.judge import COLUMNS
-from qkscope.compare.numbers import NUMBERS, PLASTICITY, ROTATION, WITH_QUERIES
+from qkscope.compare.numbers import NUMBERS, PLASTICITY, ROTATION, WITH_QUERIES, load_reference, shipped_references
 from qkscope.compare.published import compare_with_published, published_sample
-from qkscope.compare.references import load_reference, shipped_references
 from qkscope.compare.tolerance import Noise
 from qkscope.compare.write import compare_results
 from qkscope.errors import InputError
@@ -506,7 +505,7 @@ def test_what_is_written_about_differences(tmp_path):
     assert told.lines[-1] == verdict
     assert f"**{verdict}**" in card
     assert "Only in the reference: lc-32k-to-64k-step-20000." in card
-    assert f"| {MODELS[3]} | mean r\\_q, depth 0.0 to 0.1 |" in card
+    assert f"| {MODELS[3]}, mean r\\_q, depth 0.0 to 0.1 |" in card
     assert f"{MODELS[6]} (4,096 tokens, reference 32,768)" in card
     assert "4.1 standard errors" in card
 

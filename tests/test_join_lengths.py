@@ -9,11 +9,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from qkscope.join.inputs import Measures, scores_of
-from qkscope.join.lengths import of_differences, over_lengths, within_models
-from qkscope.join.published import load_published_models, published_scores
-from qkscope.join.table import NULL_ROLE, join
-from qkscope.join.text import join_card, terminal_lines
+from qkscope.join.inputs import Measures, load_published_models, published_scores, scores_of
+from qkscope.join.table import NULL_ROLE, join, of_differences, over_lengths, within_models
+from qkscope.join.write import join_card, terminal_lines
 from qkscope.words.blocks import to_markdown
 from qkscope.words.phrases import number
 
@@ -101,7 +99,7 @@ def test_four_models_whose_changes_are_not_symmetric_can_say_something():
     changes = of_differences(rows.assign(short=1024, long=2048, measure="x"))
     found = join(*world())
     text = to_markdown(join_card(dataclasses.replace(found, across=changes)))
-    assert "The change correlates with that of the score for x from 1,024 to 2,048 tokens" in text
+    assert "the change correlates with that of the score for x from 1,024 to 2,048 tokens" in text
     few = of_differences(rows.iloc[:3].assign(short=1024, long=2048, measure="x"))
     text = to_markdown(join_card(dataclasses.replace(found, across=few)))
-    assert "Too few models have scores and measures at two lengths" in text
+    assert "too few models have scores and measures at two lengths" in text

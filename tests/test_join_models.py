@@ -11,12 +11,11 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.join.among import among
 from qkscope.join.from_results import ComparedHeads, compared_heads
-from qkscope.join.inputs import scores_of
-from qkscope.join.lengths import joined_lengths
-from qkscope.join.published import load_published_models, published_scores
-from qkscope.join.table import join
-from qkscope.join.text import join_card, terminal_lines
-from qkscope.join.write import JoinRequest, join_scores
+from qkscope.join.inputs import load_published_models, published_scores, scores_of
+from qkscope.join.table import join, joined_lengths
+from qkscope.join.write import JoinRequest, join_card, join_scores, terminal_lines
+from qkscope.lenses.views import build_tables
+from qkscope.results.read import load_results
 from qkscope.stats.means import Part
 from qkscope.words.blocks import to_markdown
 from written import put
@@ -45,7 +44,7 @@ def test_two_names_of_one_network_count_once(tmp_path):
     assert list(found.joined.points["model"]) == ["m0", "m1", "m2", "m4"]
     assert found.joined.table.iloc[0]["n"] == 4
     note = "'m3' is left out: it has the attention weights of 'm1', and the two count as one model."
-    assert f"note: {note}" in found.lines
+    assert note in found.lines
     assert "is left out: it has the attention weights of" in (tmp_path / "out/README.md").read_text()
 
 
@@ -109,9 +108,9 @@ def test_a_model_with_windows_stands_among_others_by_its_full_attention_heads(mi
     assert tuple(rows.loc["gemma", ["heads", "heads_measured"]]) == (2, 8)
     assert rows.loc["llama", "value"] == pytest.approx(0.88)
     assert rows.loc["mistral", "value"] == pytest.approx(0.06)  # it has no other heads, and that is said
-    assert "gemma (window 128 tokens; 2 of 8 heads: those of full-attention layers)" in said
-    assert "mistral (window 128 tokens; all heads, of which none has full attention)" in said
-    assert "llama (window 128 tokens)" in said
+    assert "gemma: 2 of 8 heads: those of full-attention layers." in said
+    assert "mistral: all heads, of which none has full attention." in said
+    assert "llama:" not in said
     assert "(11 models)" in said  # not all thirteen have r_q
     assert "gemma: 2 of 8 heads: those of full-attention layers." in (mixed / "join/among/README.md").read_text()
 
@@ -130,7 +129,7 @@ def test_a_rank_counts_the_published_models_below(tmp_path):
     columns = ["model", "layer", "head", "pc", "explained_variance", "r_q", "r_k", "window"]
     rows = [(name, 0, 0, 0, 0.4, *values) for name, (values, _) in cases.items()]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "qk.csv", index=False)
-    table = among(tmp_path, load_published_models()).set_index(["model", "measure"])
+    table = among(build_tables(load_results(tmp_path)), load_published_models()).set_index(["model", "measure"])
     for name, (_, ranks) in cases.items():
         for measure, rank in zip(("r_q", "r_k"), ranks, strict=True):
             row = table.loc[(name, measure)]
@@ -142,7 +141,7 @@ def test_a_join_takes_full_attention_heads_and_says_so(mixed, tmp_path):
     request = JoinRequest(str(mixed), write_scores(tmp_path / "s.csv", ["gemma", "llama", "mistral"]), ["r_q"])
     found = join_scores(request, tmp_path / "out")
     assert list(found.joined.points["r_q"]) == pytest.approx([0.9, 0.88, 0.06])
-    assert "note: Means of gemma are over 2 of 8 heads: those of full-attention layers." in found.lines
+    assert "Means of gemma are over 2 of 8 heads: those of full-attention layers." in found.lines
     by_length = found.joined.measures.by_length.set_index(["model", "length"])["r_q"]
     assert by_length["gemma", 64] == pytest.approx(0.9)
     assert by_length["mistral", 64] == pytest.approx(0.06)

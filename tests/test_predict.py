@@ -152,8 +152,8 @@ def test_a_checkpoint_that_was_trained_there_stands_beside_the_prediction(folder
     _, out, _ = run(capsys, place, "--checkpoint", "short", "--window", 128, "--rope-theta", NEW)
     measured = pd.read_csv(place / "qk.csv").query("pc == 0").groupby("model")["r_q"].mean()
     line = next(line for line in out.splitlines() if "mean r_q" in line)
-    assert f"{measured['short']:.3f}" in line
-    assert line.endswith(f"{measured['long']:.3f}")
+    assert f" {measured['short']:.3g} " in line
+    assert line.endswith(f" {measured['long']:.3g}")
     assert "long" in out.splitlines()[1]
     # Predicted columns end in _rope; r_q, r_k and category are measured, as in qk.csv and heads.csv.
     heads = pd.read_csv(place / "prediction.csv").sort_values(["layer", "head"])

@@ -218,7 +218,7 @@ def verdicts(tables):
         "summary": bool(re.search(r"rises|falls|peaks|dips", str(summary))),
         "waterfall": {row["outcomes"][0] for row in waterfall(tables) if row["quantity"] == "r_q"} & {"changed"},
         "critical": float(json.loads(page.partition('"critical":')[2].partition("]")[0] + "]")[0]),
-        "compare": comparison.beyond_errors[0],
+        "compare": int(comparison.notes[-1].split()[0].replace(",", "")),
         "undecided": int(heads["undecided"].sum()),
     }
 

@@ -15,7 +15,7 @@ from families import tiny
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.probe import probe_model
 from qkscope.capture.tap import AttentionCall, Tap
-from qkscope.cli.options import vector_rate
+from qkscope.cli.arguments import vector_rate
 from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.position import qk_table

@@ -120,7 +120,7 @@ def test_the_test_of_empty_names_would_notice():
 
 
 # Folders of another layout: a dataset of vectors on the Hub, and the published numbers that ship with the package.
-OTHER_LAYOUT = {"validation/write.py": {"README.md"}, "join/published.py": {"measures.csv"}}
+OTHER_LAYOUT = {"validation/write.py": {"README.md"}, "join/inputs.py": {"measures.csv"}}
 NAME_TABLES = "lenses/"  # lenses declare their tables
 
 

@@ -1,128 +1,88 @@
-"""`qkscope ablate`: its options, and what it does."""
+"""`qkscope ablate`."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qkscope.cli.command import add_command
-from qkscope.cli.options import add_engine_options, add_study, add_trust
+from qkscope.cli.arguments import add_engine_options, add_study, add_trust
 from qkscope.results.folder import ABLATION_CSV, results_file
 from qkscope.text import counted
 
 if TYPE_CHECKING:
-    from qkscope.ablate.work import AblationSettings, CheckpointAblation
+    from qkscope.ablate.work import CheckpointAblation
 
-ABOUT = """\
-Take position away from heads and measure what the model loses.
-
-The model reads documents with and without an edit of a head's attention scores, and the losses of every token are
-compared: for each chosen head alone, or for all of them together, against matched groups of other heads. What an edit
-takes away is measured on different documents. Needs the moments and tables that `qkscope run STUDY` writes.
-
-edits:
-  kernel           the mean score at each distance, as RoPE makes it from the mean query and key
-  kernel_measured  the mean score of each pair of positions, as measured
-  key_mean         the mean key, as RoPE rotates it
-  query_mean       the mean query, as RoPE rotates it
-  flatten          the drift with position along axis a (flatten_pc0: along component 0)
-  shuffle          every distance gets the mean score of another one
-  zero             zero the head's output: its total contribution
-  nothing          no change: a check on rounding error
-
-outcomes (each with its standard error over documents):
-  all              mean loss of all tokens but the first, in nats per token
-  positions ...    the same for each quarter of a document
-  repeated, new    loss of tokens completing a three-token sequence seen earlier in the document, and of all others
-  needle at ...    --needle: -ln of the probability of a number, which a sentence planted at that depth states and the
-                   end of the document asks for; documents are shortened to make room for both
-  attention entropy, attention distance
-                   --attention: means over the queries of edited heads: entropy of the attention weights in nats, and
-                   how many tokens back a query looks
-
-All ablations of a study share ablation.csv. To continue one that was stopped, run the same command again.
-"""
-EXAMPLES = """\
-examples:
-  qkscope ablate study.yaml                                         each head alone: kernel and zero
-  qkscope ablate study.yaml --heads position-dominated --together   a category against matched random heads
-  qkscope ablate study.yaml --top 20 --by position_share --together --edit kernel --edit shuffle
-  qkscope ablate study.yaml --heads L5H3 L7H0 --checkpoint step-50000 --tokens 1024
-  qkscope ablate study.yaml --needle --attention --top 20 --together
-  qkscope ablate study.yaml --workers 8                             eight processes, one per GPU
-  qkscope ablate study.yaml --estimate                              what it would cost; nothing runs
-"""
 DEPTHS = (0.1, 0.5, 0.9)  # early, in the middle, late
 
 
-def add_ablate(commands: Any) -> None:
-    """The command and its options."""
-    summary = "remove positional information from heads and measure the loss"
-    parser = add_command(commands, "ablate", "qkscope.cli.ablate:ablate", summary, ABOUT, EXAMPLES)
+def ablate_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope ablate`."""
     add_study(parser)
-    parser.add_argument(
-        "--edit",
-        action="append",
-        metavar="EDIT",
-        help="one of the edits above; may be repeated (default: kernel, zero)",
-    )
-    parser.add_argument(
-        "--heads", nargs="+", default=[], metavar="HEAD", help="L5H3, a category, or all (default: all)"
-    )
-    parser.add_argument("--top", type=int, metavar="N", help="the N heads with the largest absolute value of --by")
-    parser.add_argument("--by", default="r_q", metavar="COLUMN", help="a column of heads.csv (default: r_q)")
-    parser.add_argument(
-        "--together", action="store_true", help="edit the chosen heads as one group, and compare with controls"
-    )
-    parser.add_argument(
-        "--controls", type=int, default=4, metavar="N", help="with --together: number of control groups (default: 4)"
-    )
-    parser.add_argument(
-        "--match-dose",
-        action="store_true",
-        help="with --together: controls from which the edit kernel removes as much, not as many heads in each layer",
-    )
-    parser.add_argument("--checkpoint", action="append", metavar="NAME", help="only this checkpoint; may be repeated")
-    parser.add_argument(
-        "--documents", type=int, default=16, metavar="N", help="number of documents to measure on (default: 16)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, metavar="N", help="tokens per document (default: the checkpoint's context)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for controls and shuffles (default: 0)")
-    parser.add_argument(
-        "--needle", nargs="*", type=float, metavar="DEPTH",
-        help="also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for its number at the end",
-    )  # fmt: skip
-    parser.add_argument("--attention", action="store_true", help="also measure where edited heads attend")
-    parser.add_argument(
-        "--replace", action="store_true", help="remove earlier ablations from the tables (default: keep them)"
-    )
-    parser.add_argument("--estimate", action="store_true", help="print the cost and exit")
+    add = parser.add_argument
+    about = "one of the edits above; may be repeated (default: kernel, zero)"
+    add("--edit", action="append", metavar="EDIT", help=about)
+    add("--heads", nargs="+", default=[], metavar="HEAD", help="L5H3, a category, or all (default: all)")
+    add("--top", type=int, metavar="N", help="the N heads with the largest absolute value of --by")
+    add("--by", default="r_q", metavar="COLUMN", help="a column of heads.csv (default: r_q)")
+    add("--together", action="store_true", help="edit the chosen heads as one group, and compare with controls")
+    about = "with --together: number of control groups (default: 4)"
+    add("--controls", type=int, default=4, metavar="N", help=about)
+    about = "with --together: controls from which the edit kernel removes as much, not as many heads in each layer"
+    add("--match-dose", action="store_true", help=about)
+    add("--checkpoint", action="append", metavar="NAME", help="only this checkpoint; may be repeated")
+    add("--documents", type=int, default=16, metavar="N", help="number of documents to measure on (default: 16)")
+    add("--tokens", type=int, metavar="N", help="tokens per document (default: the checkpoint's context)")
+    add("--seed", type=int, default=0, metavar="N", help="seed for controls and shuffles (default: 0)")
+    about = "also plant a sentence at these depths, 0 to 1 (default: 0.1 0.5 0.9), and ask for its number at the end"
+    add("--needle", nargs="*", type=float, metavar="DEPTH", help=about)
+    add("--attention", action="store_true", help="also measure where edited heads attend")
+    add("--replace", action="store_true", help="remove earlier ablations from the tables (default: keep them)")
+    add("--estimate", action="store_true", help="print the cost and exit")
     add_trust(parser)
     add_engine_options(parser)
 
 
-def demo_ablations(study: Path) -> list[AblationSettings]:
-    """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
-    in training; and at the end, the heads with the largest r_q together against random ones."""
-    from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.work import AblationSettings
-    from qkscope.study.load import load_study
-
-    names = [each.name for each in load_study(study).study.checkpoints]
-    some = tuple(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
-    strongest = HeadChoice(top=12, together=True)
-    return [
-        AblationSettings(edits=("kernel",), documents=8, tokens=128, only=some),
-        AblationSettings(edits=("kernel", "shuffle", "zero"), heads=strongest, documents=8, tokens=128, only=some[-1:]),
-    ]
-
-
 def ablate(options: argparse.Namespace) -> int:
-    """`qkscope ablate`."""
+    """Remove positional information from heads and measure the loss.
+
+    Take position away from heads and measure what the model loses.
+
+    The model reads documents with and without an edit of a head's attention scores, and the losses of every token are
+    compared: for each chosen head alone, or for all of them together, against matched groups of other heads. What an
+    edit takes away is measured on different documents. Needs the moments and tables that `qkscope run STUDY` writes.
+
+    edits:
+      kernel           the mean score at each distance, as RoPE makes it from the mean query and key
+      kernel_measured  the mean score of each pair of positions, as measured
+      key_mean         the mean key, as RoPE rotates it
+      query_mean       the mean query, as RoPE rotates it
+      flatten          the drift with position along axis a (flatten_pc0: along component 0)
+      shuffle          every distance gets the mean score of another one
+      zero             zero the head's output: its total contribution
+      nothing          no change: a check on rounding error
+
+    outcomes (each with its standard error over documents):
+      all              mean loss of all tokens but the first, in nats per token
+      positions ...    the same for each quarter of a document
+      repeated, new    loss of tokens completing a three-token sequence seen earlier in the document, and of all others
+      needle at ...    --needle: -ln of the probability of a number, which a sentence planted at that depth states and
+                       the end of the document asks for; documents are shortened to make room for both
+      attention entropy, attention distance
+                       --attention: means over the queries of edited heads: entropy of the attention weights in nats,
+                       and how many tokens back a query looks
+
+    All ablations of a study share ablation.csv. To continue one that was stopped, run the same command again.
+
+    examples:
+      qkscope ablate study.yaml                                         each head alone: kernel and zero
+      qkscope ablate study.yaml --heads position-dominated --together   a category against matched random heads
+      qkscope ablate study.yaml --top 20 --by position_share --together --edit kernel --edit shuffle
+      qkscope ablate study.yaml --heads L5H3 L7H0 --checkpoint step-50000 --tokens 1024
+      qkscope ablate study.yaml --needle --attention --top 20 --together
+      qkscope ablate study.yaml --workers 8                             eight processes, one per GPU
+      qkscope ablate study.yaml --estimate                              what it would cost; nothing runs
+    """
     from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
     from qkscope.ablate.work import AblationSettings
@@ -164,8 +124,8 @@ def ablate(options: argparse.Namespace) -> int:
 
 def estimate_lines(ablations: list[CheckpointAblation]) -> list[str]:
     """How much work each checkpoint is; a pass with an edit starts at the first edited layer."""
-    from qkscope.cli.estimate import scaled
-    from qkscope.cost.ablation import ablation_cost
+    from qkscope.cli.describe import scaled
+    from qkscope.cost import ablation_cost
 
     lines = []
     for each in ablations:

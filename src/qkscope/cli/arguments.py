@@ -1,16 +1,19 @@
-"""Every command, its options, and help that teaches. Nothing heavy is imported here."""
+"""The parser: every command by group, how one is added, and the options that several share.
+
+Nothing heavy is imported here, nor at the top of a module with commands: `--help` is instant.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from inspect import getdoc
+from typing import Any, NoReturn
 
 from qkscope._version import __version__
-from qkscope.cli.command import Parser
-from qkscope.cli.command import add_command as _command
-from qkscope.cli.options import add_capture_options, add_shard_options, add_study, add_trust
 
 DESCRIPTION = """\
 See how the attention heads of a language model learn position.
@@ -20,7 +23,6 @@ second moments of every head's queries and keys while the model runs, and writes
 each head's queries (r_q) and keys (r_k) track token position. From the tables come a summary, figures
 with cards, and an interactive page.
 """
-
 GROUPS = {
     "getting started": ("demo", "init", "run", "report"),
     "studies": ("inspect", "watch", "status", "capture", "ablate"),
@@ -29,31 +31,32 @@ GROUPS = {
     "clusters": ("plan", "shard"),
     "help": ("docs",),
 }
-# The function that adds each command; those of other modules are imported when they are needed.
-ADDED_BY = {
-    "run": "_add_run",
-    "status": "_add_status",
-    "report": "_add_report",
-    "compare": "_add_compare",
-    "inspect": "_add_inspect",
-    "plan": "_add_plan",
-    "shard": "_add_shard",
-    "capture": "_add_capture",
-    "analyze": "analyze:add_analyze",
-    "predict": "predict:add_predict",
-    "ablate": "ablate:add_ablate",
-    "join": "join:add_join",
-    "among": "join:add_join",  # with join
-    "collage": "collage:add_collage",
-    "init": "init:add_init",
-    "watch": "watch:add_watch",
-    "log": "log:add_log",
-    "export": "export:add_export",
-    "push": "export:add_push",
-    "demo": "_add_demo",
-    "docs": "docs:add_docs",
-}
+# The module of each command: NAME_options adds its options; NAME does its work, and its docstring is its help.
+MODULES = {
+    "run": "commands", "capture": "commands", "status": "commands", "plan": "commands", "shard": "commands",
+    "inspect": "commands", "report": "commands", "demo": "demo", "ablate": "ablate", "init": "watch", "watch": "watch",
+    "analyze": "analyze", "predict": "analyze",
+    "compare": "results", "among": "results", "join": "results", "collage": "results", "export": "results",
+    "push": "results", "log": "results", "docs": "results",
+}  # fmt: skip
 FOOTER = "`qkscope COMMAND --help` explains a command and shows an example."
+PER_DOUBLING = 16  # tokens of a log-uniform sample each time that the position doubles
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose commands have a one-line summary, and which suggests the command that was probably meant."""
+
+    summary = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Name the closest command instead of listing all of them."""
+        unknown = re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if unknown:
+            known = re.findall(r"[a-z]+", unknown[2])
+            close = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
+            hint = f"did you mean `qkscope {close[0]}`?" if close else "`qkscope --help` lists the commands"
+            self.exit(2, f"qkscope: there is no command {unknown[1]!r}; {hint}\n")
+        super().error(message)
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -67,210 +70,145 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"qkscope {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="qkscope")
-    for place in [ADDED_BY[command]] if command in ADDED_BY else dict.fromkeys(ADDED_BY.values()):
-        module, _, function = place.rpartition(":")
-        add = getattr(import_module(f"qkscope.cli.{module}"), function) if module else globals()[function]
-        add(commands)
-    if command not in ADDED_BY:
-        parser.epilog = _overview(commands.choices)
+    for name in [command] if command in MODULES else MODULES:
+        module = import_module(f"qkscope.cli.{MODULES[name]}")
+        getattr(module, f"{name}_options")(add_command(commands, name, getattr(module, name)))
+    if command not in MODULES:  # a command in no group is a mistake that a test finds
+        summaries = {name: each.summary for name, each in commands.choices.items()}
+        lines = []
+        for group, names in GROUPS.items():
+            lines += [f"{group}:", *(f"  {name:<9}  {summaries[name]}" for name in names), ""]
+        parser.epilog = "\n".join([*lines, FOOTER])
     return parser
 
 
-def _overview(commands: Mapping[str, Parser]) -> str:
-    """Every command with its summary, by group; a command in no group is a mistake that a test finds."""
-    lines = []
-    for group, names in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<9}  {commands[name].summary}" for name in names), ""]
-    return "\n".join([*lines, FOOTER])
-
-
-def _add_run(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "run",
-        "run",
-        "measure every checkpoint of a study and write its tables",
-        "Run every checkpoint of a study over its documents, and write all tables (qk.csv, heads.csv and others)\n"
-        "and provenance.json. If it is stopped or killed, run it again to continue: finished work is not repeated.\n"
-        "Tables are byte-identical with any engine and any number of workers.",
-        "examples:\n  qkscope run studies/smollm3_training_progress.yaml --out results/smollm3\n"
-        "  qkscope run study.yaml --workers 8                       # eight processes, one per GPU\n"
-        "  qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of",
+def add_command(commands: Any, name: str, work: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    """A command: the docstring of its function is its summary, its description, and its examples."""
+    summary, _, text = (getdoc(work) or "").partition("\n\n")
+    about, mark, examples = text.partition("\nexample")
+    parser: Parser = commands.add_parser(
+        name,
+        description=about,
+        epilog=f"{mark.strip()}{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_study(parser)
-    add_capture_options(parser)
+    parser.summary = f"{summary[:1].lower()}{summary[1:].removesuffix('.')}"
+    parser.add_argument("-v", "--verbose", action="store_true", help="list every file that is written")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+    parser.set_defaults(command=work)
+    return parser
 
 
-def _add_status(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "status",
-        "status",
-        "show the progress of a run: shards done, running, and left, and the time left",
-        "Show how far along a run is, from its results folder alone: while it runs, after it was killed, and for\n"
-        "shards that run elsewhere on a shared disk.",
-        "example:\n  qkscope status results/smollm3",
-    )
-    parser.add_argument("results", metavar="RESULTS", help="the results folder of a run that has started")
+# --- options that several commands share ------------------------------------------------------------
 
 
-def _add_plan(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "plan",
-        "plan",
-        "print the shards of a study as commands, for a batch system",
-        "Print one `qkscope shard` command per shard, passing on the options below. Run them in any order, any number\n"
-        "at a time, on any machine that can access the results folder; then `qkscope run` makes the tables.\n"
-        "With --estimate, print what the study would cost on a cluster instead.",
-        "examples:\n  qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml\n"
-        "  qkscope plan study.yaml --estimate --devices 8\n"
-        "  sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs: qkscope shard study.yaml "
-        "$SLURM_ARRAY_TASK_ID",
-    )
-    add_study(parser)
-    parser.add_argument("--count", action="store_true", help="print only the number of shards")
-    parser.add_argument("--left", action="store_true", help="list only shards that are not finished")
+def add_results(parser: argparse.ArgumentParser, out: str) -> None:
+    """Which results, and where to write."""
+    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
+    parser.add_argument("--out", metavar="DIR", help=out)
+
+
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """Which study, and where its results are."""
+    parser.add_argument("study", metavar="STUDY", help="the study file (YAML)")
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: results/<study>)")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Whether code that comes with a checkpoint may run."""
     parser.add_argument(
-        "--estimate",
+        "--trust-remote-code",
         action="store_true",
-        help="instead of commands, print device hours, memory, disk, network and wall time on a cluster, and the "
-        "bottleneck",
+        help="run Python code that comes with a checkpoint: it can do anything you can do on this machine "
+        "(default: refuse such checkpoints); recorded in the provenance",
     )
-    add_shard_options(parser)
-    from qkscope.cli.estimate import add_cluster_options
-
-    add_cluster_options(parser)
 
 
-def _add_shard(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "shard",
-        "shard",
-        "run exactly one shard of a study",
-        "Run one shard of the plan and write its moments. A checkpoint's last shard also adds up its moments.\n"
-        "A finished shard is not run again. `qkscope plan` lists the shards; `qkscope run` makes the tables.",
-        "example:\n  qkscope shard study.yaml 12 --out results/smollm3",
+def add_capture_options(parser: argparse.ArgumentParser) -> None:
+    """What a capture does in addition to summing, and where."""
+    add = parser.add_argument
+    add(
+        "--evict",
+        action="store_true",
+        help="delete a checkpoint's downloads from the Hub cache once its moments are saved (ten 3B checkpoints are 60 "
+        "GB); folders of your own are never deleted",
     )
-    add_study(parser)
-    parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
-    add_shard_options(parser)
-
-
-def _add_report(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "report",
-        "report",
-        "summarize results: findings, figures with cards, claims, and an interactive page",
-        "Print the summary, and write RESULTS/report.html (the interactive page: one file, no network),\n"
-        "RESULTS/figures/ (each figure as PNG and SVG with a card, README.md), RESULTS/claims.md, and the tables of\n"
-        "means and changes behind them (RESULTS/tables/).",
-        "examples:\n  qkscope report results/demo\n  qkscope report results/demo --serve --no-figures",
-    )
-    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="write here and leave RESULTS unchanged (default: RESULTS)",
-    )
-    parser.add_argument("--no-figures", action="store_true", help="do not draw figures")
-    parser.add_argument("--no-page", action="store_true", help="do not write report.html")
-    parser.add_argument(
-        "--serve",
-        type=int,
+    add(
+        "--vectors",
+        type=vector_rate,
         nargs="?",
-        const=8737,
-        metavar="PORT",
-        help="then serve the report, on this machine only (127.0.0.1), and open the page (default port: 8737)",
+        const=(None, 0),
+        metavar="RATE",
+        help="also keep the raw vectors of a random share RATE of all tokens, one parquet file per head, in "
+        "<results>/vectors/ (without RATE: on average one token per position bucket; log or log:N: log-uniform, N "
+        f"tokens each time the position doubles, {PER_DOUBLING} by default)",
     )
+    add("--vector-tokens", action="store_true", help="with --vectors: also keep the text of each token")
+    add_shard_options(parser)
+    add_engine_options(parser)
 
 
-def _add_compare(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "compare",
-        "compare",
-        "check whether results reproduce published numbers or another results folder",
-        "Compare a results folder, number by number, with published values that ship with qkscope, or with another\n"
-        "results folder (then head by head). Writes a table, a figure and a card into RESULTS/comparison/.\n"
-        "Exit code 0: reproduced within the stated tolerances; 1: not reproduced; 2: nothing to compare.",
-        "examples:\n  qkscope compare results/smollm3_training_progress --with published:smollm3-3b\n"
-        "  qkscope compare results/today --with results/yesterday --tolerance 1e-4",
-    )
-    parser.add_argument("results", metavar="RESULTS", help="a folder with qk.csv")
-    parser.add_argument(
-        "--with",
-        dest="reference",
-        metavar="REFERENCE",
-        required=True,
-        help="published:NAME, a results folder, or an exported .zip",
-    )
-    parser.add_argument(
-        "--tolerance", type=float, metavar="X", help="largest difference that still counts as reproduced"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="where to write the comparison (default: RESULTS/comparison/<reference>)"
-    )
-
-
-def _add_capture(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "capture",
-        "capture",
-        "run the models and write moments only, no tables",
-        "Run the checkpoints of a study over its documents and write their moments, one file per checkpoint.\n"
-        "`qkscope analyze` makes the tables from them.",
-        "example:\n  qkscope capture study.yaml --checkpoint stage1-step-40000",
-    )
-    add_study(parser)
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", action="append", default=[], help="only this checkpoint; may be repeated"
-    )
-    add_capture_options(parser)
-
-
-def _add_inspect(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "inspect",
-        "inspect",
-        "show a model's attention layers, or check a study and show its cost",
-        "Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading\n"
-        "weights. Or check a whole study, and show how many tokens and how much memory and disk it needs, before\n"
-        "anything runs.",
-        "examples:\n  qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100\n"
-        "  qkscope inspect studies/smollm3_training_progress.yaml",
-    )
-    parser.add_argument("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
-    parser.add_argument("--revision", metavar="REV", help="the revision of a model on the Hub")
-    parser.add_argument("--out", metavar="DIR", help="the study's results folder (default: results/<study>)")
-    parser.add_argument(
-        "--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)"
-    )
-    parser.add_argument("--documents", type=int, default=100, metavar="N", help="number of documents (default: 100)")
+def add_shard_options(parser: argparse.ArgumentParser) -> None:
+    """What the capture of a shard may leave out or replace."""
     add_trust(parser)
+    for option, about in {
+        "--skip-bad-checkpoints": "continue without checkpoints that cannot be measured (NaN weights, a damaged file, "
+        "a refused model) instead of stopping; they are listed at the end, by `qkscope status`, and in the provenance",
+        "--skip-bad-documents": "leave out documents that make the model fail instead of stopping; they are listed in "
+        "the provenance",
+        "--overwrite": "replace finished moments that were made from other weights, documents, settings or versions; "
+        "without it, those that still fit the study are reused, and any that do not cause an error before anything "
+        "runs",
+    }.items():
+        parser.add_argument(option, action="store_true", help=about)
 
 
-def _add_demo(commands: Any) -> None:
-    parser = _command(
-        commands,
-        "demo",
-        "demo",
-        "train ten small checkpoints and run everything on them (three minutes, no network)",
-        "Train a small SmolLM3 on the source code of Python's standard library, through pretraining and two\n"
-        "long-context phases; save ten checkpoints, and run an ordinary study on them. A second run reuses the\n"
-        "checkpoints.",
-        "examples:\n  qkscope demo\n  qkscope demo --steps 0.25 --out quick-demo",
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Where the work runs."""
+    add = parser.add_argument_group("where it runs").add_argument
+    add("--engine", default="local", metavar="NAME", help="local (default) or ray (pip install 'qkscope[ray]')")
+    add(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="local: number of processes that share the GPUs and cores (default: 1, this process); "
+        "ray: number of workers (default: as many as the cluster has room for)",
     )
-    parser.add_argument("--out", metavar="DIR", default="results/demo", help="results folder (default: results/demo)")
-    parser.add_argument(
-        "--steps",
-        type=float,
-        default=1.0,
-        metavar="FACTOR",
-        help="train for FACTOR times as many steps as usual (default: 1)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed for weights and data order (default: 0)")
+    add("--ray-address", metavar="ADDRESS", help="a running Ray cluster: auto, host:port or ray://host:port")
+    per_worker = {"cpus": "1 with a GPU, otherwise a whole node", "gpus": "1 if the cluster has GPUs"}
+    for what, default in per_worker.items():
+        about = f"ray: {what[:-1].upper()}s per worker (default: {default})"
+        add(f"--{what}-per-worker", type=float, metavar="N", help=about)
+
+
+def vector_rate(text: str) -> tuple[float | None, int]:
+    """`0.01`, `log` or `log:16`: a share of tokens, and of a log-uniform sample how many for each doubling."""
+    word, _, amount = text.partition(":")
+    if word == "log":
+        try:
+            return None, positive(amount) if amount or ":" in text else PER_DOUBLING
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}: write log:16, with a number of tokens") from None
+    try:
+        rate = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: write a share of tokens, log, or log:16") from None
+    if not 0 < rate <= 1:
+        raise argparse.ArgumentTypeError(f"{rate:g}: a share of tokens must be above 0 and at most 1")
+    return rate, 0
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return number
+
+
+def quantity(text: str) -> float:
+    """A number with a suffix as people write it: 80GB, 400T, 2GB/s, 1e9; powers of ten."""
+    match = re.fullmatch(r"(?i)(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([kmgtp]?)(b|flops?)?(/s)?", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a quantity such as 80GB, 312T, 2GB/s or 1e9")
+    return float(match[1]) * 1000.0 ** " kmgtp".index(match[2].lower() or " ")

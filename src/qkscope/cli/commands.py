@@ -1,4 +1,4 @@
-"""What each command does: options in, calls of the other rooms, a line or two about where the results are."""
+"""The commands about studies: run, capture, plan, shard, status, inspect, report, and demo."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkscope.cli.arguments import (
+    add_capture_options,
+    add_results,
+    add_shard_options,
+    add_study,
+    add_trust,
+    quantity,
+)
 from qkscope.errors import InputError
 from qkscope.results.folder import (
     CARD,
@@ -16,28 +25,48 @@ from qkscope.results.folder import (
     STUDY_YAML,
     figures_folder,
     moments_folder,
+    results_file,
     tables_folder,
 )
-from qkscope.text import counted, short_number, visible, visible_line
+from qkscope.text import counted, visible, visible_line
 
 if TYPE_CHECKING:
+    from qkscope.cost import Cluster
     from qkscope.run.events import Events
     from qkscope.run.options import CaptureOptions
     from qkscope.run.plan import Plan
-
 
 # What `qkscope plan` hands on to the `qkscope shard` commands that it prints.
 SHARD_FLAGS = ("trust_remote_code", "skip_bad_documents", "skip_bad_checkpoints", "overwrite")
 
 
+# --- run and capture --------------------------------------------------------------------------------
+
+
+def run_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope run`."""
+    add_study(parser)
+    add_capture_options(parser)
+
+
 def run(options: argparse.Namespace) -> int:
-    """`qkscope run`."""
+    """Measure every checkpoint of a study and write its tables.
+
+    Run every checkpoint of a study over its documents, and write all tables (qk.csv, heads.csv and others)
+    and provenance.json. If it is stopped or killed, run it again to continue: finished work is not repeated.
+    Tables are byte-identical with any engine and any number of workers.
+
+    examples:
+      qkscope run studies/smollm3_training_progress.yaml --out results/smollm3
+      qkscope run study.yaml --workers 8                       # eight processes, one per GPU
+      qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of
+    """
     from qkscope.run.execute import run_study
     from qkscope.run.progress import progress
 
     quiet_libraries()
     with progress(verbose=options.verbose) as events:
-        folder = run_study(options.study, options.out, events, command=command_line(), options=capture_options(options))
+        folder = run_study(options.study, options.out, events, command=command_line(), options=chosen_capture(options))
     tell_left_out(folder)
     print_summary(folder)
     tables = [path for path in folder.iterdir() if path.suffix in (".csv", ".parquet")]
@@ -58,18 +87,16 @@ def print_summary(folder: Path) -> None:
 def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
-    from qkscope.results.folder import STUDY_YAML, results_file
     from qkscope.results.left_out import read_left_out
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
     names, reasons = [each.name for each in kept.checkpoints], read_left_out(folder)
-    left_out = {name: reasons[name] for name in names if name in reasons}
-    for line in left_out_lines(left_out, len(names)):
+    for line in left_out_lines({name: reasons[name] for name in names if name in reasons}, len(names)):
         print(line, file=sys.stderr)
 
 
-def capture_options(options: argparse.Namespace) -> CaptureOptions:
+def chosen_capture(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
     from qkscope.run.options import CaptureOptions, Placement
     from qkscope.validation.sampling import VectorSample
@@ -77,24 +104,67 @@ def capture_options(options: argparse.Namespace) -> CaptureOptions:
     sample = None
     if options.vectors is not None:
         rate, per_doubling = options.vectors
-        sample = VectorSample(rate, tokens=getattr(options, "vector_tokens", False), per_doubling=per_doubling)
-    elif getattr(options, "vector_tokens", False):
+        sample = VectorSample(rate, tokens=options.vector_tokens, per_doubling=per_doubling)
+    elif options.vector_tokens:
         raise InputError("--vector-tokens only works with --vectors; give --vectors, too")
     return CaptureOptions(
         only=getattr(options, "checkpoint", ()),
         evict=options.evict,
-        trust_remote_code=options.trust_remote_code,
         vectors=sample,
-        skip_bad_documents=options.skip_bad_documents,
-        overwrite=options.overwrite,
-        skip_bad_checkpoints=options.skip_bad_checkpoints,
         engine=options.engine,
         placement=Placement(options.workers, options.ray_address, options.cpus_per_worker, options.gpus_per_worker),
+        **{flag: getattr(options, flag) for flag in SHARD_FLAGS},
     )
 
 
+def capture_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope capture`."""
+    add_study(parser)
+    about = "only this checkpoint; may be repeated"
+    parser.add_argument("--checkpoint", metavar="NAME", action="append", default=[], help=about)
+    add_capture_options(parser)
+
+
+def capture(options: argparse.Namespace) -> int:
+    """Run the models and write moments only, no tables.
+
+    Run the checkpoints of a study over its documents and write their moments, one file per checkpoint.
+    `qkscope analyze` makes the tables from them.
+
+    example:
+      qkscope capture study.yaml --checkpoint stage1-step-40000
+    """
+    from qkscope.run.execute import capture_plan, plan_capture, results_folder
+    from qkscope.run.progress import progress
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    file = load_study(options.study)
+    unknown = set(options.checkpoint) - {checkpoint.name for checkpoint in file.study.checkpoints}
+    if unknown:
+        raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
+    folder, chosen = results_folder(file, options.out), chosen_capture(options)
+    with progress() as events:
+        capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
+    tell_left_out(folder)
+    print(f"moments: {moments_folder(folder)}/")
+    return 0
+
+
+def status_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope status`."""
+    parser.add_argument("results", metavar="RESULTS", help="the results folder of a run that has started")
+
+
 def status(options: argparse.Namespace) -> int:
-    """`qkscope status`."""
+    """Show the progress of a run: shards done, running, and left, and the time left.
+
+    Show how far along a run is, from its results folder alone: while it runs, after it was killed, and for
+    shards that run elsewhere on a shared disk.
+
+    example:
+      qkscope status results/smollm3
+    """
     from qkscope.cli.describe import describe_status
     from qkscope.run.status import read_status
 
@@ -102,9 +172,43 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+# --- plan, shard, and inspect -----------------------------------------------------------------------
+
+
+def plan_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope plan`, among them the fields of `Cluster`."""
+    from qkscope.cost import Cluster
+
+    add_study(parser)
+    parser.add_argument("--count", action="store_true", help="print only the number of shards")
+    parser.add_argument("--left", action="store_true", help="list only shards that are not finished")
+    about = "instead of commands, print device hours, memory, disk, network, wall time on a cluster, and the bottleneck"
+    parser.add_argument("--estimate", action="store_true", help=about)
+    add_shard_options(parser)
+    group = parser.add_argument_group("the cluster, for --estimate (default GPU: an A100 with 80 GB)")
+    for field in fields(Cluster):
+        option, about = f"--{field.name.replace('_', '-')}", field.metadata["about"]
+        if field.name == "evict":
+            group.add_argument(option, action="store_true", help=about)
+            continue
+        kind, metavar = (int, "N") if field.name.startswith("devices") else (quantity, "X")
+        shown = "" if field.default is None else f" (default: {field.default:g})"
+        group.add_argument(option, type=kind, default=field.default, metavar=metavar, help=f"{about}{shown}")
+
+
 def plan(options: argparse.Namespace) -> int:
-    """`qkscope plan`."""
-    from qkscope.cli.estimate import cluster_of, estimate_lines
+    """Print the shards of a study as commands, for a batch system.
+
+    Print one `qkscope shard` command per shard, passing on the options below. Run them in any order, any number
+    at a time, on any machine that can access the results folder; then `qkscope run` makes the tables.
+    With --estimate, print what the study would cost on a cluster instead.
+
+    examples:
+      qkscope plan study.yaml | xargs -P 8 -I{} sh -c '{}' && qkscope run study.yaml
+      qkscope plan study.yaml --estimate --devices 8
+      sbatch --array=0-$(($(qkscope plan study.yaml --count) - 1)) job.sh   # runs the line below
+      qkscope shard study.yaml $SLURM_ARRAY_TASK_ID
+    """
     from qkscope.run.execute import results_folder
     from qkscope.run.progress import progress
     from qkscope.run.shards import examine
@@ -112,6 +216,8 @@ def plan(options: argparse.Namespace) -> int:
     with progress() as events:
         made = planned(options, events, here=False)  # the shards may run on other machines
     if options.estimate:
+        from qkscope.cli.describe import estimate_lines
+
         print("\n".join(estimate_lines(made, cluster_of(options))))
         return 0
     numbered = made.numbered_shards()
@@ -131,6 +237,13 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    """The cluster that the options describe."""
+    from qkscope.cost import Cluster
+
+    return Cluster(**{field.name: getattr(options, field.name) for field in fields(Cluster)})
+
+
 def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -> Plan:
     """The plan of the study that was named."""
     from qkscope.run.execute import results_folder
@@ -139,36 +252,109 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
 
     quiet_libraries()
     file = load_study(options.study)
-    results = results_folder(file, options.out)
     return make_plan(
         file,
         events,
         here=here,
         trust_remote_code=options.trust_remote_code,
-        results=results,
-        check_tensors=not getattr(options, "skip_bad_checkpoints", False),
+        results=results_folder(file, options.out),
+        check_tensors=not options.skip_bad_checkpoints,
     )
 
 
+def shard_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope shard`."""
+    add_study(parser)
+    parser.add_argument("number", metavar="K", type=int, help="the shard's number in the plan, from 0")
+    add_shard_options(parser)
+
+
 def shard(options: argparse.Namespace) -> int:
-    """`qkscope shard`."""
+    """Run exactly one shard of a study.
+
+    Run one shard of the plan and write its moments. A checkpoint's last shard also adds up its moments.
+    A finished shard is not run again. `qkscope plan` lists the shards; `qkscope run` makes the tables.
+
+    example:
+      qkscope shard study.yaml 12 --out results/smollm3
+    """
     from qkscope.run.execute import capture_shard, results_folder
     from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress
 
     with progress() as events:
         made = planned(options, events)
-        chosen = CaptureOptions(
-            skip_bad_documents=options.skip_bad_documents,
-            skip_bad_checkpoints=options.skip_bad_checkpoints,
-            overwrite=options.overwrite,
-        )
+        chosen = CaptureOptions(**{flag: getattr(options, flag) for flag in SHARD_FLAGS if flag != "trust_remote_code"})
         capture_shard(made, options.number, results_folder(made.file, options.out), events, chosen)
     return 0
 
 
+def inspect_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope inspect`."""
+    add = parser.add_argument
+    add("target", metavar="MODEL|STUDY", help="Hub id, model directory, .gguf file, or study file")
+    add("--revision", metavar="REV", help="the revision of a model on the Hub")
+    add("--out", metavar="DIR", help="the study's results folder (default: results/<study>)")
+    add("--context", type=int, metavar="TOKENS", help="tokens per document (default: the model's maximum)")
+    add("--documents", type=int, default=100, metavar="N", help="number of documents (default: 100)")
+    add_trust(parser)
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Show a model's attention layers, or check a study and show its cost.
+
+    Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading
+    weights. Or check a whole study, and show how many tokens and how much memory and disk it needs, before
+    anything runs.
+
+    examples:
+      qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100
+      qkscope inspect studies/smollm3_training_progress.yaml
+    """
+    from qkscope.cli.describe import describe_model, describe_plan
+    from qkscope.run.execute import results_folder
+    from qkscope.run.plan import make_plan
+    from qkscope.run.progress import progress
+    from qkscope.study.load import load_study
+
+    quiet_libraries()
+    trusted = options.trust_remote_code
+    is_results = Path(options.target, STUDY_YAML).is_file()  # load_study names the study file to give
+    with progress() as events:
+        if options.target.lower().endswith((".yaml", ".yml")) or is_results:
+            file = load_study(options.target)
+            folder = results_folder(file, options.out)
+            lines = describe_plan(make_plan(file, events, trust_remote_code=trusted, results=folder), folder)
+        else:
+            arguments = (options.target, options.revision, options.context, options.documents)
+            lines = describe_model(*arguments, noted=events.noted, trust_remote_code=trusted)
+    print("\n".join(lines))
+    return 0
+
+
+# --- report --------------------------------------------------------------------------------
+
+
+def report_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `qkscope report`."""
+    add_results(parser, "write here and leave RESULTS unchanged (default: RESULTS)")
+    parser.add_argument("--no-figures", action="store_true", help="do not draw figures")
+    parser.add_argument("--no-page", action="store_true", help="do not write report.html")
+    about = "then serve the report, on this machine only (127.0.0.1), and open the page (default port: 8737)"
+    parser.add_argument("--serve", type=int, nargs="?", const=8737, metavar="PORT", help=about)
+
+
 def report(options: argparse.Namespace) -> int:
-    """`qkscope report`."""
+    """Summarize results: findings, figures with cards, claims, and an interactive page.
+
+    Print the summary, and write RESULTS/report.html (the interactive page: one file, no network),
+    RESULTS/figures/ (each figure as PNG and SVG with a card, README.md), RESULTS/claims.md, and the tables of
+    means and changes behind them (RESULTS/tables/).
+
+    examples:
+      qkscope report results/demo
+      qkscope report results/demo --serve --no-figures
+    """
     if options.no_page and options.serve is not None:
         raise InputError("--serve shows the page, and --no-page leaves it out: drop one of them")
     folder, out = Path(options.results), Path(options.out) if options.out else None
@@ -178,17 +364,6 @@ def report(options: argparse.Namespace) -> int:
 
         serve(out or folder, options.serve)
     return 0
-
-
-def compare(options: argparse.Namespace) -> int:
-    """`qkscope compare`: 0 if reproduced, 1 if not."""
-    from qkscope.compare.write import compare_results
-
-    out = Path(options.out) if options.out else None
-    comparison = compare_results(options.results, options.reference, tolerance=options.tolerance, out=out)
-    print("\n".join(comparison.lines))
-    print(f"comparison: {comparison.folder}/")
-    return 0 if comparison.reproduced else 1
 
 
 def draw_report(
@@ -204,102 +379,18 @@ def draw_report(
     print(f"{doing} ...", file=sys.stderr, flush=True)
     tables = build_tables(load_results(folder))
     written = write_report_of(tables, figures=figures, page=page, out=out)
+    place = out or folder
     if figures or page:
         print(visible(str(summarize(tables))), end="\n\n")
+    else:
+        print(f"tables: {tables_folder(place)}/")
     if figures:
-        _print_figures(out or folder, written, verbose)
+        drawn = sorted({path.parent for path in written if path.name == FIGURE_PNG})
+        for figure in drawn if verbose else ():
+            print(f"wrote {figure}/", file=sys.stderr)
+        print(f"figures: {figures_folder(place)}/ ({counted(len(drawn), 'figure')}, each with a card in {CARD})")
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
-    if not figures and not page:
-        print(f"tables: {tables_folder(out or folder)}/")
-
-
-def _print_figures(folder: Path, written: list[Path], verbose: bool) -> None:
-    figures = sorted({path.parent for path in written if path.name == FIGURE_PNG})
-    for figure in figures if verbose else ():
-        print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {figures_folder(folder)}/ ({counted(len(figures), 'figure')}, each with a card in {CARD})")
-
-
-def capture(options: argparse.Namespace) -> int:
-    """`qkscope capture`."""
-    from qkscope.run.execute import capture_plan, plan_capture, results_folder
-    from qkscope.run.progress import progress
-    from qkscope.study.load import load_study
-
-    quiet_libraries()
-    file = load_study(options.study)
-    unknown = set(options.checkpoint) - {checkpoint.name for checkpoint in file.study.checkpoints}
-    if unknown:
-        raise InputError(f"--checkpoint {sorted(unknown)[0]!r} is not a checkpoint of {options.study}")
-    folder = results_folder(file, options.out)
-    chosen = capture_options(options)
-    with progress() as events:
-        capture_plan(plan_capture(file, folder, events, chosen), folder, events, chosen)
-    tell_left_out(folder)
-    print(f"moments: {moments_folder(folder)}/")
-    return 0
-
-
-def inspect(options: argparse.Namespace) -> int:
-    """`qkscope inspect`."""
-    from qkscope.cli.describe import describe_model, describe_plan
-    from qkscope.run.execute import results_folder
-    from qkscope.run.plan import make_plan
-    from qkscope.run.progress import progress
-    from qkscope.study.load import load_study
-
-    quiet_libraries()
-    trusted = options.trust_remote_code
-    is_results = Path(options.target, STUDY_YAML).is_file()  # load_study names the study file to give
-    if options.target.lower().endswith((".yaml", ".yml")) or is_results:
-        with progress() as events:
-            file = load_study(options.target)
-            folder = results_folder(file, options.out)
-            plan = make_plan(file, events, trust_remote_code=trusted, results=folder)
-        print("\n".join(describe_plan(plan, folder)))
-    else:
-        arguments = (options.target, options.revision, options.context, options.documents)
-        with progress() as events:
-            lines = describe_model(*arguments, noted=events.noted, trust_remote_code=trusted)
-        print("\n".join(lines))
-    return 0
-
-
-def demo(options: argparse.Namespace) -> int:
-    """`qkscope demo`."""
-    from qkscope.ablate.study import AblationOptions, ablate_study
-    from qkscope.cli.ablate import demo_ablations
-    from qkscope.demo.prepare import prepare_demo
-    from qkscope.demo.settings import DemoSettings
-    from qkscope.run.execute import run_study
-    from qkscope.run.options import CaptureOptions
-    from qkscope.run.progress import progress, step_progress
-    from qkscope.validation.sampling import VectorSample
-
-    quiet_libraries()
-    settings = DemoSettings(seed=options.seed).scaled(options.steps)
-    folder = Path(options.out)
-    with step_progress("training") as show:
-        study = prepare_demo(
-            folder,
-            settings,
-            lambda now: show(
-                now.step,
-                now.total_steps,
-                f"{now.phase}, towards {now.checkpoint}, loss {now.loss:.2f}, "
-                f"{short_number(now.tokens_per_second)} tokens/s",
-            ),
-        )
-    with progress(verbose=options.verbose) as events:
-        # The folder is the demo's own: checkpoints that were trained again replace what was measured of the old ones.
-        capture = CaptureOptions(overwrite=True, vectors=VectorSample(tokens=True))
-        run_study(study, folder, events, command=command_line(), options=capture)
-        for number, ablation in enumerate(demo_ablations(study)):
-            ablate_study(study, folder, ablation, events, command_line(), AblationOptions(replace=number == 0))
-    print(f"results: {folder}/")
-    draw_report(folder, verbose=options.verbose)
-    return 0
 
 
 def command_line() -> str:

@@ -1,18 +1,17 @@
-"""A model's or a plan's facts as lines of text."""
+"""A plan, a run, a model, and the cost of a study as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
 from qkscope.run.progress import cost_line
-from qkscope.text import byte_size, clock, counted, short_number
+from qkscope.text import aligned, byte_size, clock, counted, short_number
 
 if TYPE_CHECKING:
-    from qkscope.capture.blueprint import Blueprint
+    from qkscope.cost import Cluster, Estimate
     from qkscope.run.plan import Plan
     from qkscope.run.status import Status
 
@@ -39,19 +38,10 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
         lines.append(f"attention: {summaries[0]}")
     rows = [("checkpoint", "label", "phase", "context", "documents", "tokens", *(["attention"] * (len(summaries) > 1)))]
     for each in plan.checkpoints:
-        checkpoint = each.checkpoint
-        rows.append(
-            (
-                checkpoint.name,
-                checkpoint.label or "",
-                checkpoint.phase or "",
-                str(each.context),
-                str(len(each.documents)),
-                short_number(each.tokens),
-                *([attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []),
-            )
-        )
-    lines += ["", *table(rows), ""]
+        names = (each.checkpoint.name, each.checkpoint.label or "", each.checkpoint.phase or "")
+        layers = [attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []
+        rows.append((*names, str(each.context), str(len(each.documents)), short_number(each.tokens), *layers))
+    lines += ["", *aligned(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
     lines.append(cost_line(plan))
@@ -72,26 +62,30 @@ def describe_status(status: Status) -> list[str]:
     """How far a run is."""
     rows = [("checkpoint", "done", "running", "left", "tokens", "time so far")]
     for each in status.checkpoints:
-        rows.append(
-            (
-                each.name,
-                f"{each.done} of {each.shards}",
-                str(each.running or "-"),
-                str(each.left or "-"),
-                f"{short_number(each.tokens_done)} of {short_number(each.tokens)}",
-                clock(each.seconds) if each.seconds else "-",
-            )
-        )
+        shards = (f"{each.done} of {each.shards}", str(each.running or "-"), str(each.left or "-"))
+        tokens = f"{short_number(each.tokens_done)} of {short_number(each.tokens)}"
+        rows.append((each.name, *shards, tokens, clock(each.seconds) if each.seconds else "-"))
     done, total = sum(each.done for each in status.measured), sum(each.shards for each in status.measured)
-    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *table(rows), ""]
+    lines = [f"study {status.study}: {done} of {counted(total, 'shard')} done", "", *aligned(rows), ""]
     skipped = sum(each.skipped for each in status.checkpoints)
     if skipped:
-        lines.append(
-            f"note: {counted(skipped, 'document')} left out because the model fails on them (see the provenance)"
-        )
+        left_out = counted(skipped, "document")
+        lines.append(f"note: {left_out} left out because the model fails on them (see the provenance)")
     lines += [f"note: {note}" for note in status.notes]
     lines += left_out_lines(status.left_out, len(status.checkpoints))
-    return [*lines, *_status_words(status, done == total)]
+    running = sum(each.running for each in status.checkpoints)
+    if status.alive:
+        who = status.holder or "by an unknown process"
+        state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
+    elif done == total:
+        state = "finished" if status.tables else "all shards are done; `qkscope run` makes the tables"
+    else:
+        state = "not running; `qkscope run` continues where it stopped"
+    if done == total:
+        return [*lines, state]
+    seconds = status.seconds_left()
+    left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
+    return [*lines, state, f"time left: {left}{'' if running else ' with one worker'}"]
 
 
 def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
@@ -100,22 +94,6 @@ def left_out_lines(left_out: Mapping[str, str], total: int) -> list[str]:
         return []
     head = f"LEFT OUT: {len(left_out)} of {total} checkpoints could not be measured; the results cover the others"
     return [head, *(f"  {name}: {reason}" for name, reason in left_out.items())]
-
-
-def _status_words(status: Status, whole: bool) -> list[str]:
-    running = sum(each.running for each in status.checkpoints)
-    if status.alive:
-        who = status.holder or "by an unknown process"
-        state = f"running: {counted(running, 'shard')} at a time ({who})" if running else f"in use ({who})"
-    elif whole:
-        state = "finished" if status.tables else "all shards are done; `qkscope run` makes the tables"
-    else:
-        state = "not running; `qkscope run` continues where it stopped"
-    seconds = status.seconds_left()
-    if whole:
-        return [state]
-    left = "unknown until a shard is finished" if seconds is None else f"about {clock(seconds)}"
-    return [state, f"time left: {left}{'' if running else ' with one worker'}"]
 
 
 def describe_model(
@@ -151,44 +129,26 @@ def describe_model(
         attention_summary(design.probe.layers),
         f"max positions {longest if longest is not MISSING else 'not stated'}, "
         f"rope_theta {theta if theta is not MISSING else 'none'}",
-        *_blueprint_notes(design),
+        *([] if design.exact else ["note: read from the config only; this model's code cannot run without weights"]),
+        *([f"layers without ordinary attention: {_ranges(design.probe.gaps)}"] if design.probe.gaps else []),
         "",
-        *table(_layer_rows(design.probe.layers)),
+        *aligned(_layer_rows(design.probe.layers)),
         "",
         f"a run over {counted(documents, 'document')} of {chosen} tokens: {short_number(documents * chosen)} tokens, "
         f"{byte_size(sizes.memory)} of memory for the sums, {byte_size(sizes.file)} on disk",
     ]
 
 
-def _blueprint_notes(design: Blueprint) -> list[str]:
-    """What a reader has to know of layers that were read without weights."""
-    lines = []
-    if not design.exact:
-        lines.append("note: read from the config only; this model's code cannot run without weights")
-    if design.probe.gaps:
-        lines.append(f"layers without ordinary attention: {_ranges(design.probe.gaps)}")
-    return lines
-
-
 def _layer_rows(layers: Sequence[LayerFacts]) -> list[tuple[str, ...]]:
     """Layers that are alike share a row."""
-    rows: list[tuple[str, ...]] = [("layers", "query heads", "key heads", "width", "position", "attention")]
-
-    def kind(facts: LayerFacts) -> tuple[str, ...]:
-        window = f" {facts.attention_window}" if facts.attention_window else ""
-        return (
-            str(facts.q_heads),
-            str(facts.kv_heads),
-            str(facts.head_dim),
-            facts.rotary,
-            f"{facts.attention}{window}",
-        )
-
-    ordered = sorted(layers, key=lambda facts: (kind(facts), facts.layer))
-    alike = [(key, [facts.layer for facts in group]) for key, group in groupby(ordered, key=kind)]
-    for key, numbers in sorted(alike, key=lambda pair: pair[1][0]):
-        rows.append((_ranges(numbers), *key))
-    return rows
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for facts in layers:
+        attention = f"{facts.attention} {facts.attention_window}" if facts.attention_window else facts.attention
+        key = (str(facts.q_heads), str(facts.kv_heads), str(facts.head_dim), facts.rotary, attention)
+        alike.setdefault(key, []).append(facts.layer)
+    rows = sorted(alike.items(), key=lambda row: min(row[1]))
+    titles = ("layers", "query heads", "key heads", "width", "position", "attention")
+    return [titles, *((_ranges(numbers), *key) for key, numbers in rows)]
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -202,7 +162,93 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+# --- what a study costs -----------------------------------------------------------------------------
+
+
+def estimate_lines(plan: Plan, cluster: Cluster) -> list[str]:
+    """What a planned study costs on a cluster, and what limits it."""
+    from qkscope.cost import ablation_cost, estimate_plan, every_head_alone
+
+    cost = estimate_plan(plan, cluster)
+    works = every_head_alone(plan)
+    ablation, settings = ablation_cost(works), works[0].settings
+    hours = ablation.flops / (cluster.flops * cluster.utilization) / 3600
+    return [
+        f"{counted(cost.workers, 'worker')} of {cost.devices_per_model} of the "
+        f"{counted(cluster.devices, 'device')}, {counted(cost.shards, 'shard')}; devices reach "
+        f"{cluster.utilization:.0%} of {scaled(cluster.flops)}FLOP/s",
+        *aligned(cost_rows(cost)),
+        *limit_lines(cost),
+        f"not included: tables and report; `qkscope ablate` of each head alone ({' and '.join(settings.edits)}, up to "
+        f"{settings.documents} documents) takes {scaled(ablation.flops)}FLOPs, {hours:.3g} device hours computing; for "
+        "other choices, see `qkscope ablate STUDY --estimate`",
+    ]
+
+
+def cost_rows(cost: Estimate) -> list[tuple[str, str]]:
+    """The cost, one quantity per row."""
+    memory, disk, flops = cost.memory, cost.disk, cost.flops
+    sums = flops.sums32 + flops.sums64
+    parts = sorted(cost.seconds.items(), key=lambda part: -part[1])
+    shares = [f"{name} {seconds / cost.wall:.0%}" for name, seconds in parts if seconds >= 0.01 * cost.wall]
+    return [
+        ("tokens", scaled(cost.tokens)),
+        (
+            "FLOPs",
+            f"{scaled(sum(flops))} (matrices {scaled(flops.matrices)}, attention {scaled(flops.attention)}, sums "
+            f"{scaled(sums)})",
+        ),
+        ("device hours", f"{cost.device_hours:.3g}"),
+        (
+            "memory per device",
+            f"{scaled(sum(memory))}B (weights {scaled(memory.weights)}B, sums {scaled(memory.sums)}B, activations "
+            f"{scaled(memory.activations)}B)",
+        ),
+        (
+            "memory on the host",
+            f"{scaled(cost.host * cost.workers)}B to write or add up sums ({scaled(cost.host)}B for each worker)",
+        ),
+        (
+            "disk, at most",
+            f"{scaled(sum(disk))}B (moments {scaled(disk.moments)}B, shards {scaled(disk.shards)}B, downloaded weights "
+            f"{scaled(disk.weights)}B)",
+        ),
+        ("network", f"{scaled(cost.downloaded)}B of downloads, {scaled(cost.saved)}B to and from the results folder"),
+        ("wall time", f"at least {duration(cost.wall)}"),
+        ("of it", ", ".join(shares)),
+    ]
+
+
+def limit_lines(cost: Estimate) -> list[str]:
+    """What limits the study and what to change then."""
+    from qkscope.cost import ADVICE
+
+    lines = [f"bottleneck: {cost.bottleneck}: {ADVICE[cost.bottleneck]}"]
+    if not cost.fits:
+        lines.append(
+            f"does not fit: the fullest device needs {scaled(sum(cost.memory))}B of "
+            f"{scaled(cost.cluster.device_memory)}B; spread the model over more devices, or lower batch_tokens, "
+            "buckets or groups"
+        )
+    if cost.devices_per_model > 1:
+        wait = f"{cost.devices_per_model - 1} of {cost.devices_per_model} wait at any moment"
+        chosen = cost.cluster.devices_per_model is not None
+        way_out = "; give a model as few devices as it fits in, and run more workers" if chosen else ""
+        lines.append(f"devices that share a model take turns, so {wait}{way_out}")
+    return lines
+
+
+def scaled(number: float) -> str:
+    """1.2 G rather than 1234567890, up to the FLOPs of large studies."""
+    for limit, unit in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return f"{number:.3g} "
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    for limit, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * limit:
+            return f"{seconds / limit:.3g} {unit}"
+    return f"{seconds:.3g} s"

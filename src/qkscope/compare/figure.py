@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from qkscope.compare.judge import DIFFERS, JudgedNumbers
-from qkscope.compare.numbers import group_title, measure_title
+from qkscope.compare.judge import DIFFERS, JudgedNumbers, titles_of
+from qkscope.compare.numbers import measure_title
 from qkscope.draw import style
 from qkscope.results.read import Entries
 
@@ -25,11 +25,11 @@ _MARK = (style.BLUE, "o")  # of everything else
 def draw_comparison(study: Entries, judged: JudgedNumbers, headline: str, note: str) -> Figure:
     """Value against reference with tolerance, standard error and a ring around what differs."""
     cells = judged.counted
-    shared = cells[cells["value"].notna() & cells["reference"].notna()]
     if judged.changed is None:
-        titles = pd.Series(list(map(group_title, cells["what"], cells["cell"])), index=cells.index)
+        titles = titles_of(cells)
         panels = [(title, cells[titles == title]) for title in titles.unique()]
     else:
+        shared = cells[cells["value"].notna() & cells["reference"].notna()]
         models = chosen_panels(list(shared["model"].unique()))
         panels = [(study.labels.get(model, model), shared[shared["model"] == model]) for model in models]
     columns = min(_COLUMNS, len(panels))
@@ -59,10 +59,8 @@ def _draw_panel(axes: Axes, cells: pd.DataFrame) -> None:
     known = cells[cells["value"].notna() & cells["reference"].notna()]
     for what, part in known.groupby("what", sort=False):
         colour, marker = _MARKS.get(str(what), _MARK)
-        x, y = part["reference"], part["value"]
-        axes.errorbar(
-            x, x, part["tolerance"], fmt="none", ecolor=style.FAINT, elinewidth=2.2, zorder=1, gid="tolerance"
-        )
+        x, y, wide = part["reference"], part["value"], part["tolerance"]
+        axes.errorbar(x, x, wide, fmt="none", ecolor=style.FAINT, elinewidth=2.2, zorder=1, gid="tolerance")
         if part["error"].notna().any():
             axes.errorbar(x, y, part["error"], fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5, zorder=2)
         hollow = part.get("sign_unknown", pd.Series(False, index=part.index))
@@ -71,12 +69,11 @@ def _draw_panel(axes: Axes, cells: pd.DataFrame) -> None:
         off = part["verdict"] == DIFFERS
         axes.scatter(x[off], y[off], s=60, facecolor="none", edgecolor=OUTLINE, linewidth=1.2, zorder=4, gid="differs")
     if len(known):
-        low = float(known[["value", "reference"]].min().min())
-        high = float(known[["value", "reference"]].max().max())
+        low, high = float(known[["value", "reference"]].min().min()), float(known[["value", "reference"]].max().max())
         room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-        axes.plot([low - room, high + room], [low - room, high + room], color=style.LINE, linewidth=0.9, zorder=0)
-        axes.set_xlim(low - room, high + room)
-        axes.set_ylim(low - room, high + room)
+        ends = (low - room, high + room)
+        axes.plot(ends, ends, color=style.LINE, linewidth=0.9, zorder=0)
+        axes.set(xlim=ends, ylim=ends)
     axes.set_box_aspect(1.0)
     axes.tick_params(labelsize=7)
     facts = f"{int((known['verdict'] == DIFFERS).sum())} of {len(cells)} differ"
@@ -86,17 +83,16 @@ def _draw_panel(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def _key(judged: JudgedNumbers) -> list[Artist]:
-    def mark(colour: str, marker: str, label: str, face: str | None = None) -> Line2D:
-        face = colour if face is None else face
-        return Line2D(
-            [], [], color=colour, marker=marker, markersize=5, markerfacecolor=face, linestyle="", label=label
-        )
-
-    key: list[Artist] = []
+    marks = []  # color, marker, label, and whether it is hollow
     if judged.changed is not None:
-        key = [mark(*_MARKS.get(what, _MARK), measure_title(what)) for what in judged.cells["what"].unique()]
+        marks = [(*_MARKS.get(what, _MARK), measure_title(what), False) for what in judged.cells["what"].unique()]
         if judged.cells["sign_unknown"].any():
-            key.append(mark(style.GREY, "o", "sign not known: reference flipped", "none"))
+            marks.append((style.GREY, "o", "sign not known: reference flipped", True))
     if judged.cells["error"].notna().any():
-        key.append(mark(style.BLUE, "|", "± one standard error"))
-    return [*key, mark(style.FAINT, "s", "tolerance"), mark(OUTLINE, "o", "differs", "none")]
+        marks.append((style.BLUE, "|", "± one standard error", False))
+    marks += [(style.FAINT, "s", "tolerance", False), (OUTLINE, "o", "differs", True)]
+    return [
+        Line2D([], [], color=colour, marker=marker, markersize=5, linestyle="", label=label,
+               markerfacecolor="none" if hollow else colour)
+        for colour, marker, label, hollow in marks
+    ]  # fmt: skip

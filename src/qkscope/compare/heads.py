@@ -7,15 +7,12 @@ a flip is no difference: the reference is flipped, and such heads are counted.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from qkscope.compare.judge import DIFFERS, JudgedNumbers, judge
+from qkscope.compare.judge import DIFFERS, JudgedNumbers, judge, listed_names, quoted_names, window_note
 from qkscope.compare.numbers import MEASURES
-from qkscope.compare.text import listed_names, quoted_names, window_note
 from qkscope.compare.tolerance import discovery_multiple
 from qkscope.errors import InputError
 from qkscope.lenses.base import error_name
@@ -36,26 +33,8 @@ CHANGED_COLUMNS = (
 # Two runs over the same tokens differ by rounding only; correlations of one table are exact to about 1e-7.
 STRICT = 1e-6
 
-_SIGNED = ("r_q", "r_k")
 
-
-@dataclass(frozen=True, kw_only=True)
-class HeadComparison(JudgedNumbers):
-    """Two runs head by head.
-
-    `pairs` has a row per head that both have, as the tables have it: `turned` says that the sign is not known and the
-    reference has to be flipped, `unstable` that the component is unstable on either side. `other_documents` are the
-    checkpoints that are known to have read other documents, where a number differs beyond `multiple` standard errors.
-    """
-
-    pairs: pd.DataFrame
-    tolerance: float
-    other_documents: tuple[str, ...] = ()
-    multiple: float | None = None
-    beyond_errors: tuple[int, int] | None = None  # numbers that differ significantly, of those that differ with errors
-
-
-def compare_folders(mine: ResultsFolder, other: ResultsFolder, wanted: float | None) -> HeadComparison:
+def compare_folders(mine: ResultsFolder, other: ResultsFolder, wanted: float | None) -> JudgedNumbers:
     """Compare two results folders at native contexts; `other` is the reference."""
     return compare_heads(
         mine.heads,
@@ -99,14 +78,14 @@ def compare_heads(
     *,
     other_documents: Collection[str] = (),
     groups: int = FEWEST_GROUPS,
-) -> HeadComparison:
+) -> JudgedNumbers:
     """Compare two tables of component 0; `other` is the reference. Raises InputError when they share no head.
 
     `wanted` replaces every tolerance. `other_documents` are checkpoints that are known to have read other documents,
     dealt into `groups`.
     """
     both = _side_by_side(heads, other, list(dict.fromkeys([*names, *other_names])))
-    pairs = both[both["side"] == "both"].drop(columns="side").reset_index(drop=True)
+    pairs = both[both["on_both"]].reset_index(drop=True)
     if pairs.empty:
         raise InputError(
             "nothing in common: heads are matched by checkpoint name, layer and head; the results have the "
@@ -114,56 +93,58 @@ def compare_heads(
         )
     allowed = STRICT if wanted is None else wanted
     cells = pd.concat([_cells(both, measure, allowed) for measure in MEASURES], ignore_index=True)
+    note = f"A number is reproduced when it differs by at most {allowed:g}."
     by_errors = (cells["model"].isin(list(other_documents)) & cells["error"].notna() & (wanted is None)).to_numpy()
-    multiple = None
     if by_errors.any():
         ratios = (cells["value"] - cells["reference"]).abs() / cells["error"]
         multiple = discovery_multiple(ratios.to_numpy()[by_errors], groups)
         cells["tolerance"] = np.where(by_errors, np.fmax(multiple * cells["error"], allowed), allowed)
+        by_documents = set(cells.loc[by_errors, "model"])
+        note += (
+            f" At {listed_names([name for name in names if name in by_documents])} both sides read other documents: "
+            f"there it may differ by {multiple:.1f} standard errors over documents, so that at most "
+            f"{100 * significance.LEVEL:g}% of the numbers beyond are expected to be there by chance (Benjamini and "
+            "Hochberg)."
+        )
     judged = judge(cells)
-    beyond = _beyond_errors(judged, groups)
     changed = pairs[pairs["category"] != pairs["reference_category"]].rename(columns={"turned": "sign_unknown"})
-    by_documents = tuple(name for name in names if name in set(cells.loc[by_errors, "model"]))
-    return HeadComparison(
+    return JudgedNumbers(
         cells=judged,
         only_results=tuple(name for name in names if name not in set(other_names)),
         only_reference=tuple(name for name in other_names if name not in set(names)),
         noun="number",
-        tolerance_note=_tolerance_note(allowed, multiple, by_documents),
-        notes=tuple(_notes(pairs, len(changed), beyond)),
+        tolerance_note=f"{note} Categories follow from the correlations and do not enter the verdict.",
+        notes=tuple(_notes(pairs, len(changed), judged, groups)),
         changed=changed[list(CHANGED_COLUMNS)].reset_index(drop=True),
-        pairs=pairs,
-        tolerance=allowed,
-        other_documents=by_documents,
-        multiple=multiple,
-        beyond_errors=beyond,
     )
 
 
 def _side_by_side(heads: pd.DataFrame, other: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """The heads of both tables, `side` saying where each is, in the order of the checkpoints."""
-    one, two = (_needed_columns(table) for table in (heads, other))
+    """The heads of both tables, those of `other` with the prefix reference_, in the order of the checkpoints.
+
+    `turned` says that the sign is not known and the reference has to be flipped, `unstable` that the component is
+    unstable on either side.
+    """
+    columns = [*KEY, *MEASURES, *map(error_name, MEASURES), "category", "window", "unstable"]
+    one, two = (
+        with_category(table).reindex(columns=columns).assign(unsure=sign_unsure(table)) for table in (heads, other)
+    )
     renamed = {name: f"reference_{name}" for name in one.columns if name not in KEY}
     both = one.merge(two.rename(columns=renamed), on=KEY, how="outer", indicator="side")
     places = {name: i for i, name in enumerate(order)}
     both = both.sort_values(KEY, key=lambda column: column.map(places) if column.name == "model" else column)
     unsure = both["unsure"].eq(True) | both["reference_unsure"].eq(True)
-    unstable = both["unstable"].eq(1) | both["reference_unstable"].eq(1)
-    turned = is_turned(both["r_k"], both["reference_r_k"], unsure)
-    used = ["unsure", "reference_unsure", "reference_unstable"]
-    return both.assign(turned=turned, unstable=unstable).drop(columns=used)
-
-
-def _needed_columns(heads: pd.DataFrame) -> pd.DataFrame:
-    """What a comparison needs of a table, empty where it lacks it."""
-    errors = [error_name(measure) for measure in MEASURES]
-    columns = [*KEY, *MEASURES, *errors, "category", "window", "unstable"]
-    return with_category(heads).reindex(columns=columns).assign(unsure=sign_unsure(heads))
+    return both.assign(
+        on_both=both["side"] == "both",
+        turned=is_turned(both["r_k"], both["reference_r_k"], unsure),
+        unstable=both["unstable"].eq(1) | both["reference_unstable"].eq(1),
+    )
 
 
 def _cells(both: pd.DataFrame, measure: str, allowed: float) -> pd.DataFrame:
     errors = [both[f"{side}{error_name(measure)}"].to_numpy(dtype=float) for side in ("", "reference_")]
-    reference, flipped = both[f"reference_{measure}"].to_numpy(dtype=float), both["turned"] & (measure in _SIGNED)
+    flipped = both["turned"] & (measure in ("r_q", "r_k"))
+    reference = both[f"reference_{measure}"].to_numpy(dtype=float)
     return pd.DataFrame(
         {
             "what": measure,
@@ -173,22 +154,14 @@ def _cells(both: pd.DataFrame, measure: str, allowed: float) -> pd.DataFrame:
             "reference": np.where(flipped, -reference, reference),
             "error": np.hypot(*errors),
             "tolerance": allowed,
-            "on_both": both["side"] == "both",
+            "on_both": both["on_both"],
             "sign_unknown": flipped,
             "unstable": both["unstable"],
         }
     )
 
 
-def _beyond_errors(cells: pd.DataFrame, groups: int) -> tuple[int, int] | None:
-    if not cells["error"].notna().any():
-        return None
-    known = cells[(cells["verdict"] == DIFFERS) & cells["error"].notna()]
-    beyond: npt.NDArray[np.float64] = significance.is_significant(known["difference"], known["error"], groups - 1)
-    return int((beyond == 1).sum()), len(known)
-
-
-def _notes(pairs: pd.DataFrame, changed: int, beyond: tuple[int, int] | None) -> list[str]:
+def _notes(pairs: pd.DataFrame, changed: int, cells: pd.DataFrame, groups: int) -> list[str]:
     """Which heads were compared, and what makes their differences uncertain."""
     heads, checkpoints = counted(len(pairs), "head"), counted(pairs["model"].nunique(), "checkpoint")
     turned, unstable = int(pairs["turned"].sum()), int(pairs["unstable"].sum())
@@ -204,20 +177,11 @@ def _notes(pairs: pd.DataFrame, changed: int, beyond: tuple[int, int] | None) ->
         )
     if unstable:
         notes.append(f"{counted(unstable, 'head')} of {len(pairs):,} have an unstable component on either side.")
-    if beyond is not None and beyond[1]:
+    known = cells[(cells["verdict"] == DIFFERS) & cells["error"].notna()]
+    if len(known):
+        beyond = significance.is_significant(known["difference"], known["error"], groups - 1) == 1
         notes.append(
-            f"{beyond[0]:,} of {counted(beyond[1], 'different number')} with errors differ significantly (standard "
-            "errors over documents)."
+            f"{int(beyond.sum()):,} of {counted(len(known), 'different number')} with errors differ significantly "
+            "(standard errors over documents)."
         )
     return notes
-
-
-def _tolerance_note(allowed: float, multiple: float | None, other_documents: Sequence[str]) -> str:
-    note = f"A number is reproduced when it differs by at most {allowed:g}."
-    if multiple is not None:
-        note += (
-            f" At {listed_names(other_documents)} both sides read other documents: there it may differ by "
-            f"{multiple:.1f} standard errors over documents, so that at most {100 * significance.LEVEL:g}% of the "
-            "numbers beyond are expected to be there by chance (Benjamini and Hochberg)."
-        )
-    return f"{note} Categories follow from the correlations and do not enter the verdict."

@@ -1,14 +1,19 @@
-"""Which numbers a published study has: a statistic of a column over the sampled heads each, and how noisy it is.
+"""Published studies, and which numbers they have: a statistic of a column over the sampled heads each, and its noise.
 
 A number that is added here is compared, listed and drawn like all others. Columns are measures of heads by name;
 those of sampled plasticity, which is another estimator of the same measures, have the name of its table in front.
+
+`data/published/<name>/` holds a few small tables of aggregates (the publication left no table of heads) and an
+`about.json`: where they were read from, how exactly, and by which protocol they were measured.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from importlib.resources import files
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -76,24 +81,20 @@ class NumberTable:
 
 
 def _by_depth(column: str) -> tuple[Number, ...]:
+    title, group = f"mean {column}, depth {{:.1f}} to {{:.1f}}", f"mean {column} by depth"
     return tuple(
-        Number(
-            cell, column, f"mean {column}, depth {i / N_BINS:.1f} to {(i + 1) / N_BINS:.1f}", Noise.CORRELATION,
-            depth_bin=i, group=f"mean {column} by depth",
-        )
+        Number(cell, column, title.format(i / N_BINS, (i + 1) / N_BINS), Noise.CORRELATION, depth_bin=i, group=group)
         for i, cell in enumerate(DEPTH_COLUMNS)
-    )  # fmt: skip
+    )
 
 
 def _along_axis(cell: str, what: str, noise: Noise, *, quartiles: bool = False) -> list[Number]:
     """A measure's mean and quartiles over heads; `cell` ends in _abs for absolute values."""
-    magnitude, column = cell.endswith("_abs"), cell.removesuffix("_abs")
-    numbers = [Number(cell, column, f"mean {what}", noise, magnitude=magnitude)]
-    for statistic, (_, which) in _QUARTILES.items() if quartiles else ():
+    magnitude, column, group = cell.endswith("_abs"), cell.removesuffix("_abs"), f"mean {what}"
+    numbers = [Number(cell, column, group, noise, magnitude=magnitude)]
+    for name, (_, which) in _QUARTILES.items() if quartiles else ():
         title = f"{which} quartile of heads' {what}"
-        numbers.append(
-            Number(f"{cell}_{statistic}", column, title, noise, statistic, magnitude=magnitude, group=f"mean {what}")
-        )
+        numbers.append(Number(f"{cell}_{name}", column, title, noise, name, magnitude=magnitude, group=group))
     return numbers
 
 
@@ -171,3 +172,64 @@ def group_title(what: str, cell: str) -> str:
     """With which others it is summarized and drawn."""
     number = NUMBERS.get((what, cell))
     return number.group or number.title if number else measure_title(what)
+
+
+@dataclass(frozen=True)
+class PublishedCheckpoint:
+    """A checkpoint of the published study and the context it was measured at."""
+
+    name: str
+    label: str
+    phase: str
+    context: int
+
+
+@dataclass(frozen=True)
+class PublishedReference:
+    """A published study; each table has one row per checkpoint, named in the column `model`."""
+
+    name: str
+    title: str
+    source: str
+    model: str
+    documents_source: str
+    documents: int
+    samples_per_document: int  # tokens of a document that the published sampling keeps on average
+    n_layers: int
+    q_heads: int
+    heads: int  # query heads in the published sample
+    seed: int
+    reading_error: Mapping[str, float]  # by table, or by table and number; for the taxonomy in heads
+    checkpoints: tuple[PublishedCheckpoint, ...]
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The checkpoints' names, in published order."""
+        return tuple(checkpoint.name for checkpoint in self.checkpoints)
+
+    @property
+    def tokens(self) -> int:
+        """Queries (and as many keys) that the published statistics of one head rest on."""
+        return self.documents * self.samples_per_document
+
+
+def shipped_references() -> list[str]:
+    """Names of the published studies that ship with the package."""
+    folder = files("qkscope.data").joinpath("published")
+    return sorted(entry.name for entry in folder.iterdir() if entry.joinpath("about.json").is_file())
+
+
+def load_reference(name: str) -> PublishedReference:
+    """Read a shipped reference. Raises KeyError for a name that is not shipped."""
+    if name not in shipped_references():  # also keeps a name like ../x from becoming a path
+        raise KeyError(name)
+    folder = files("qkscope.data").joinpath("published", name)
+    about: dict[str, Any] = json.loads(folder.joinpath("about.json").read_text(encoding="utf-8"))
+    checkpoints = tuple(PublishedCheckpoint(**entry) for entry in about.pop("checkpoints"))
+    tables = {}
+    for entry in folder.iterdir():
+        if entry.name.endswith(".csv"):
+            with entry.open(encoding="utf-8") as file:
+                tables[entry.name.removesuffix(".csv").removesuffix("_counts")] = pd.read_csv(file)
+    return PublishedReference(name=name, checkpoints=checkpoints, tables=tables, **about)

@@ -12,10 +12,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from qkscope.compare import tolerance
-from qkscope.compare.judge import JudgedNumbers, judge
-from qkscope.compare.numbers import SAMPLED, SAMPLED_COLUMNS, TABLES, WITH_QUERIES, Number, NumberTable
-from qkscope.compare.references import PublishedReference
-from qkscope.compare.text import listed_names, quoted_names, span, window_note
+from qkscope.compare.judge import JudgedNumbers, judge, listed_names, quoted_names, window_note
+from qkscope.compare.numbers import (
+    SAMPLED,
+    SAMPLED_COLUMNS,
+    TABLES,
+    WITH_QUERIES,
+    Number,
+    NumberTable,
+    PublishedReference,
+)
 from qkscope.compare.tolerance import Noise
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
@@ -98,15 +104,15 @@ def compare_with_published(
         f"{table.absent}."
         for table in run.left_out
     ]
-    only_results = tuple(name for name in names if name not in set(reference.names))
+    unpublished = tuple(name for name in names if name not in set(reference.names))
     return JudgedNumbers(
         cells=judge(cells),
-        only_results=only_results,
+        only_results=unpublished,
         only_reference=tuple(name for name in reference.names if name not in set(names)),
         noun="published number",
         tolerance_note=run.tolerance_note,
         notes=(*_notes(heads, run.kept, reference), *absent),
-        uncounted=only_results,
+        uncounted=unpublished,
     )
 
 
@@ -140,7 +146,11 @@ class _PublishedRun:
         """A row per checkpoint and number, checkpoint by checkpoint."""
         is_lens = table.errors != "draws"
         measured = self.kept[self.kept[table.columns].notna().any(axis=1)] if is_lens else self.kept
-        published = self._published(table).reindex(self.models)
+        published = self.reference.tables[table.name].set_index("model").astype(float)
+        if table.name == "taxonomy":  # the published categories add up to all heads, so none was undefined
+            named = published.drop(columns=UNDEFINED, errors="ignore")
+            published = named.assign(**{UNDEFINED: self.reference.heads - named.sum(axis=1)})
+        published = published.reindex(self.models)
         parts = []
         for number in table.numbers:
             counts = number.heads(measured).groupby("model").size().reindex(self.models)
@@ -155,15 +165,6 @@ class _PublishedRun:
         by_checkpoint = {model: place for place, model in enumerate(self.models)}
         return pd.concat(parts).sort_values("model", key=lambda names: names.map(by_checkpoint), kind="stable")
 
-    def _published(self, table: NumberTable) -> pd.DataFrame:
-        """The published numbers, a row per checkpoint."""
-        rows = self.reference.tables[table.name].set_index("model").astype(float)
-        if table.name != "taxonomy":
-            return rows
-        # The published categories add up to all heads, so none was undefined.
-        named = rows.drop(columns=UNDEFINED, errors="ignore")
-        return named.assign(**{UNDEFINED: self.reference.heads - named.sum(axis=1)})
-
     def _error(self, table: NumberTable, number: Number) -> npt.NDArray[np.float64]:
         """How far the run's own number would move with other documents, by checkpoint; NaN where not known."""
         if table.errors == "draws" and self.drawn:
@@ -176,29 +177,27 @@ class _PublishedRun:
         return np.full(len(self.models), math.nan)
 
     def _tolerance(self, table: NumberTable, number: Number, row: "pd.Series[float]", error: float) -> float:
-        """As the module `tolerance` derives it; NaN where there is no published number, or its noise is not known."""
-        value = float(row[number.cell])
+        """As the module `tolerance` derives it; NaN where there is no published number, or its noise is not known.
+
+        `row` has the checkpoint's published numbers.
+        """
+        value, model, tokens = float(row[number.cell]), str(row.name), self.reference.tokens
         if math.isnan(value):
             return math.nan
         if self.wanted is not None:
             return self.wanted * number.noise.unit(value, self.reference.heads)
-        errors = self.reference.reading_error
-        reading = errors.get(f"{table.name} {number.cell}", errors.get(table.name, 0.0))
-        return reading + self.multiple * self._noise(number, row, error)
-
-    def _noise(self, number: Number, row: "pd.Series[float]", error: float) -> float:
-        """Standard error of the difference between two repetitions; `row` has the checkpoint's published numbers."""
-        model = str(row.name)
         if number.noise is Noise.COUNT:
-            return self.counts.get(model, {}).get(number.cell, math.nan)
-        if number.noise is Noise.MEASURED:  # as if the published number were as noisy as the run's
-            return math.sqrt(2.0) * error
-        r, mean, spread = row.get("r_k_a_abs", math.nan), row.get("mu_q_a", math.nan), self.spreads.get(model, math.nan)
-        tokens, value = self.reference.tokens, float(row[number.cell])
-        noise = tolerance.head_noise(number.noise, value, tokens, r=r, mean=mean, spread=spread)
-        if number.statistic != "mean":
-            return noise
-        return noise * tolerance.mean_factor(number.heads(self.sample)["layer"].to_numpy())
+            noise = self.counts.get(model, {}).get(number.cell, math.nan)
+        elif number.noise is Noise.MEASURED:  # as if the published number were as noisy as the run's
+            noise = math.sqrt(2.0) * error
+        else:
+            r, mean = (float(row.get(name, math.nan)) for name in ("r_k_a_abs", "mu_q_a"))
+            spread = self.spreads.get(model, math.nan)
+            noise = tolerance.head_noise(number.noise, value, tokens, r=r, mean=mean, spread=spread)
+            if number.statistic == "mean":
+                noise *= tolerance.mean_factor(number.heads(self.sample)["layer"].to_numpy())
+        errors = self.reference.reading_error
+        return errors.get(f"{table.name} {number.cell}", errors.get(table.name, 0.0)) + self.multiple * noise
 
     @property
     def tolerance_note(self) -> str:
@@ -211,11 +210,10 @@ class _PublishedRun:
                 "queries."
             )
         return (
-            "A tolerance is the reading error of the published number plus "
-            f"{self.multiple:.1f} standard errors of the difference between two runs of the published protocol "
-            f"({self.reference.tokens:,} sampled queries and keys per head): a true repetition fails anywhere among "
-            f"{self.numbers} numbers with a chance of at most {100 * tolerance.CHANCE:g}%. It does not cover other "
-            "documents, another precision or another window."
+            f"Tolerance: the reading error of the published number plus {self.multiple:.1f} standard errors of the "
+            f"difference between two runs of the published protocol ({self.reference.tokens:,} sampled queries and "
+            f"keys per head), so that a true repetition fails anywhere among {self.numbers} numbers with a chance of "
+            f"at most {100 * tolerance.CHANCE:g}%. It does not cover other documents, precision or windows."
         )
 
 
@@ -269,7 +267,7 @@ def _notes(heads: pd.DataFrame, kept: pd.DataFrame, reference: PublishedReferenc
     contexts = pd.Series({checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints})
     notes = [
         f"Compared over the published sample of {reference.heads} heads (seed {reference.seed} over "
-        f"{reference.n_layers} layers of {reference.q_heads}); {span(measured)} were measured."
+        f"{reference.n_layers} layers of {reference.q_heads}); {_span(measured)} were measured."
     ]
     partial = in_sample[in_sample < reference.heads]
     if len(partial):
@@ -281,21 +279,26 @@ def _notes(heads: pd.DataFrame, kept: pd.DataFrame, reference: PublishedReferenc
     if _PLACES in kept and kept[_PLACES].notna().any():
         notes.append(
             f"The published plasticity has about {BUCKETS - MISSING} query buckets; the vectors of this run fill "
-            f"{span(kept[_PLACES].dropna())}."
+            f"{_span(kept[_PLACES].dropna())}."
         )
     return notes
 
 
+def _span(values: "pd.Series[int]") -> str:
+    """148, or 140 to 149."""
+    return " to ".join(dict.fromkeys(f"{int(end):,}" for end in (values.min(), values.max())))
+
+
 def _nothing_in_common(names: Sequence[str], kept: pd.DataFrame, reference: PublishedReference) -> str:
+    nothing = f"nothing in common with published:{reference.name}: "
     if not set(names) & set(reference.names):
         return (
-            f"nothing in common with published:{reference.name}: checkpoints are matched by name; the results have "
-            f"{quoted_names(names)}, the publication has {quoted_names(reference.names)}"
+            f"{nothing}checkpoints are matched by name; the results have {quoted_names(names)}, the publication has "
+            f"{quoted_names(reference.names)}"
         )
     there = kept[kept["model"].isin(reference.names)].groupby("model").size()
     return (
-        f"nothing in common with published:{reference.name}: of its sample of {reference.heads} heads "
-        f"({reference.n_layers} layers of {reference.q_heads} heads, seed {reference.seed}) the results have "
-        f"{int(there.max()) if len(there) else 0} at most, and no depth bin in full; measure all heads, or "
-        f"`heads: {{sample: {reference.heads}, seed: {reference.seed}}}`"
+        f"{nothing}of its sample of {reference.heads} heads ({reference.n_layers} layers of {reference.q_heads} heads, "
+        f"seed {reference.seed}) the results have {int(there.max()) if len(there) else 0} at most, and no depth bin in "
+        f"full; measure all heads, or `heads: {{sample: {reference.heads}, seed: {reference.seed}}}`"
     )

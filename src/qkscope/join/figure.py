@@ -16,9 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from qkscope.draw import style
 from qkscope.join import statistics as stats
 from qkscope.join.table import NULL, NULL_ROLE, Joined
-from qkscope.join.text import p_text
 from qkscope.results.entries import Entries
-from qkscope.words.phrases import number
+from qkscope.words.phrases import number, p_value
 
 PANELS = 8  # measures with a scatter of their own; all are in the panel of intervals
 MARKERS = "osD^vPX*<>"
@@ -34,13 +33,10 @@ def draw_join(joined: Joined) -> Figure:
     columns = min(3, max(1, len(names)))
     rows = max(1, math.ceil(len(names) / columns))
     with matplotlib.rc_context(style.RC):
-        study = Entries(joined.scores.name, (), ())
-        note = (
-            f"{len(joined.points)} models; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
-        )
-        figure = style.new_figure(
-            3.1 * columns + 4.6, 2.7 * rows + 1.2, study, "Do Measures Correlate with Scores?", note
-        )
+        models = f"{len(joined.points)} models"
+        note = f"{models}; bars are 95 % intervals, thin ones of dots ± 1 standard error over documents"
+        size, study = (3.1 * columns + 4.6, 2.7 * rows + 1.2), Entries(joined.scores.name, (), ())
+        figure = style.new_figure(*size, study, "Do Measures Correlate with Scores?", note)
         grid = figure.add_gridspec(rows, columns + 1, width_ratios=[1.0] * columns + [1.25])
         families = joined.points["family"].unique()
         marks = dict(zip(families, zip(cycle(FAMILY_COLOURS), cycle(MARKERS), strict=False), strict=False))
@@ -86,7 +82,7 @@ def _draw_scatter(axes: Axes, joined: Joined, name: str, marks: dict[str, tuple[
         axes.margins(x=0.22, y=0.14)
     row = joined.table[joined.table["measure"] == name].iloc[0]
     title = f"{style.plain(name)}{' (null model)' if name == NULL else ''}"
-    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_text(row['p'])}", fontsize=8.5, loc="left")
+    axes.set_title(f"{title}\nr = {number(row['r'])}, p = {p_value(row['p'])}", fontsize=8.5, loc="left")
 
 
 def _draw_intervals(axes: Axes, table: pd.DataFrame, n: int) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError
-from qkscope.join.inputs import LENGTH, MODEL, Measures, ModelNote
-from qkscope.lenses.views import Results, WindowView, build_tables
+from qkscope.join.inputs import FEWEST, Measures, ModelNote
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.provenance import same_networks
 from qkscope.results.read import load_results
@@ -26,17 +26,9 @@ from qkscope.text import counted
 
 # Tried by default: one for each question that a lens asks, because every further one makes the others' p larger.
 DEFAULT = (
-    "r_q",
-    "r_k",
-    "bias_effect",
-    "separation_strength",
-    "ap",
-    "ap_drop_matched",
-    "position_share",
-    "r_q_excess",
-)
+    "r_q", "r_k", "bias_effect", "separation_strength", "ap", "ap_drop_matched", "position_share", "r_q_excess",
+)  # fmt: skip
 AT_EVERY_WINDOW = ("r_q", "r_k", "explained_variance")  # those that `heads.csv` has at every window
-FEWEST_MODELS = 3  # of which a correlation exists
 
 
 def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool | None = None) -> Measures:
@@ -45,26 +37,28 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     Raises InputError for a measure that the results do not have, and for fewer than three entries.
     """
     tables = build_tables(load_results(folder))
-    at = _choose_window(tables, common, folder)
-    if len(at.names) < FEWEST_MODELS:
+    if common and tables.common is None and len({tables.own.window_of(name) for name in tables.own.names}) > 1:
+        raise InputError(f"{folder}: has no tables at a common window; `qkscope analyze {folder}` writes them")
+    at = tables.own if tables.common is None or common is False else tables.common
+    if len(at.names) < FEWEST:
         raise InputError(
             f"{folder}: has {len(at.names)} entries to compare ({listed_names(list(at.names))}); joining measures with "
-            f"scores needs at least {FEWEST_MODELS} models, and is informative from about ten"
+            f"scores needs at least {FEWEST} models, and is informative from about ten"
         )
     heads = {model: compared_heads(at, model) for model in at.names}
     values: dict[str, list[float]] = {}
     errors: dict[str, list[float]] = {}
-    for name in wanted or DEFAULT:
+    for name in wanted:
         if not at.panel.has(name):
-            if wanted:
-                raise InputError(
-                    f"--measure {name}: these results have no such measure of heads; `qkscope docs results` lists the "
-                    "columns of heads.csv (`qkscope analyze` writes tables that are missing)"
-                )
-            continue
+            raise InputError(
+                f"--measure {name}: these results have no such measure of heads; `qkscope docs results` lists the "
+                "columns of heads.csv (`qkscope analyze` writes tables that are missing)"
+            )
+    for name in wanted or filter(at.panel.has, DEFAULT):
         means = [each.mean(at.panel, name, model) for model, each in heads.items()]
-        if wanted or np.isfinite(means).sum() >= FEWEST_MODELS:
-            values[name], errors[name] = means, [each.error(at.panel, name, model) for model, each in heads.items()]
+        if wanted or np.isfinite(means).sum() >= FEWEST:
+            values[name] = means
+            errors[name] = [each.error(at.panel, name, model) for model, each in heads.items()]
     records = {entry.name: entry.record for entry in at.study.checkpoints}
     return Measures(
         source=str(folder),
@@ -83,14 +77,6 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
     )
 
 
-def _choose_window(tables: Results, common: bool | None, folder: Path) -> WindowView:
-    if common and tables.common is None:
-        known = {tables.own.window_of(name) for name in tables.own.names}
-        if len(known) > 1:
-            raise InputError(f"{folder}: has no tables at a common window; `qkscope analyze {folder}` writes them")
-    return tables.own if tables.common is None or common is False else tables.common
-
-
 def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     """Measures at every window that was measured, for scores at several lengths."""
     names = [name for name in measures if name in AT_EVERY_WINDOW]
@@ -100,7 +86,7 @@ def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     mixed = limited.groupby(own.windows["model"]).transform(lambda each: each.any() and not each.all())
     rows = own.windows[~(limited & mixed.astype(bool))]
     means = own.derived(rows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
-    return means.rename(columns={"model": MODEL, "window": LENGTH}).astype({LENGTH: float})
+    return means.rename(columns={"window": "length"}).astype({"length": float})
 
 
 # --- which heads ------------------------------------------------------------------------------------
@@ -135,15 +121,11 @@ class ComparedHeads:
         """
         if len(self.parts) == 1:
             return panel.error(column, model, self.parts[0])
-        weights, draws = [], []
-        for part in self.parts:
-            known = int(np.isfinite(panel.values(column, model, part)).sum())
-            if known:
-                weights.append(known)
-                draws.append(panel.drawn(column, model, part))
+        known = {part: int(np.isfinite(panel.values(column, model, part)).sum()) for part in self.parts}
+        draws = [panel.drawn(column, model, part) for part, number in known.items() if number]
         if not draws or len({len(each) for each in draws}) != 1 or not len(draws[0]):
             return math.nan
-        joined = np.average(np.stack(draws), axis=0, weights=weights)
+        joined = np.average(np.stack(draws), axis=0, weights=[number for number in known.values() if number])
         return float(joined.std()) if np.isfinite(joined).all() else math.nan
 
 

@@ -1,12 +1,17 @@
-"""What is joined: a table of scores, a table of models, and measures from a CSV file, each checked as foreign input."""
+"""What is joined: a table of scores, a table of models, and measures from a CSV file, each checked as foreign input.
+
+Shipped with the package: measures of thirteen published models (`published:models`), and benchmark scores of some.
+"""
 
 from __future__ import annotations
 
 import io
-import math
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +20,10 @@ from qkscope.errors import InputError
 from qkscope.foreign import Missing, Unreadable, read_bytes
 from qkscope.results.entries import listed_names
 
-MODEL, SCORE, LENGTH, FAMILY, PARAMETERS, WINDOW = "model", "score", "length", "family", "parameters", "window"
+PREFIX, MODELS = "published:", "models"
 LARGEST = 64 * 2**20  # bytes
-_FEWEST = 3  # models of which a correlation exists
+FEWEST = 3  # models of which a correlation exists
+_SCORES = "scores_"
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Scores:
     @property
     def models(self) -> tuple[str, ...]:
         """The models that have a score, in the order of the file."""
-        return tuple(dict.fromkeys([*self.overall, *self.by_length[MODEL]]))
+        return tuple(dict.fromkeys([*self.overall, *self.by_length["model"]]))
 
 
 @dataclass(frozen=True)
@@ -72,20 +78,25 @@ class Measures:
         """The measures, in order."""
         return tuple(map(str, self.means.columns))
 
-    def with_models(self, known: Mapping[str, Mapping[str, object]]) -> Measures:
-        """The same measures with family and parameters from a table of models, which takes precedence."""
-        families = {**self.family, **{m: str(row[FAMILY]) for m, row in known.items() if row.get(FAMILY)}}
-        sizes = {m: float(str(row[PARAMETERS])) for m, row in known.items() if row.get(PARAMETERS) is not None}
-        return replace(self, family=families, parameters={**self.parameters, **sizes})
+    def with_models(self, table: pd.DataFrame) -> Measures:
+        """The same with family and parameters from a table with a row per model, which takes precedence."""
+        rows = table.set_index("model").reindex(columns=["family", "parameters"])
+        bad = rows.index[rows["parameters"] <= 0]
+        if len(bad):
+            size = float(rows["parameters"][bad[0]])
+            raise InputError(
+                f"model {bad[0]!r} has {size:g} parameters; write the number of parameters, such as 3000000000"
+            )
+        families = {str(model): str(name) for model, name in rows["family"].dropna().items() if name}
+        sizes = {str(model): float(size) for model, size in rows["parameters"].dropna().items()}
+        return replace(self, family={**self.family, **families}, parameters={**self.parameters, **sizes})
 
 
-def read_table(path: Path, needed: Sequence[str], texts: Sequence[str] = (MODEL, FAMILY)) -> pd.DataFrame:
+def read_table(path: Path, needed: Sequence[str], texts: Sequence[str] = ("model", "family")) -> pd.DataFrame:
     """A small CSV file that a user names; its numbers checked."""
     try:
-        contents = read_bytes(path, LARGEST, follow=True)
-        table = pd.read_csv(
-            io.BytesIO(contents), encoding="utf-8", dtype=str, keep_default_na=False, skipinitialspace=True
-        )
+        contents = io.BytesIO(read_bytes(path, LARGEST, follow=True))
+        table = pd.read_csv(contents, encoding="utf-8", dtype=str, keep_default_na=False, skipinitialspace=True)
     except Missing:
         raise InputError(f"{path}: there is no such file") from None
     except Unreadable as error:
@@ -104,135 +115,107 @@ def check_table(table: pd.DataFrame, where: str, needed: Sequence[str], texts: S
     if table.empty:
         raise InputError(f"{where}: has a header but no rows")
     for name in table.columns:
-        table[name] = table[name].str.strip()
+        column = table[name] = table[name].str.strip()
         if name not in texts:
-            table[name] = _numbers(table[name], where)
-    if MODEL in table.columns and (table[MODEL] == "").any():
-        line = int(np.flatnonzero((table[MODEL] == "").to_numpy())[0]) + 2
+            table[name] = numbers = pd.to_numeric(column, errors="coerce").astype(float)  # an empty cell is NaN
+            bad = np.flatnonzero((numbers.isna() & (column != "")) | np.isinf(numbers))
+            if len(bad):
+                cell = str(column.iloc[bad[0]])[:40]
+                raise InputError(f"{where}: line {bad[0] + 2}: {name} is {cell!r}, not a finite number")
+    if "model" in table.columns and (table["model"] == "").any():
+        line = int(np.flatnonzero((table["model"] == "").to_numpy())[0]) + 2
         raise InputError(f"{where}: line {line} names no model")
     return table
 
 
-def _numbers(column: pd.Series[str], where: str) -> pd.Series[float]:
-    numbers: pd.Series[float] = pd.to_numeric(column, errors="coerce").astype(float)  # an empty cell is NaN
-    bad = (numbers.isna() & (column != "")) | np.isinf(numbers)
-    if bad.any():
-        place = int(np.flatnonzero(bad.to_numpy())[0])
-        raise InputError(
-            f"{where}: line {place + 2}: {column.name} is {str(column.iloc[place])[:40]!r}, not a finite number"
-        )
-    return numbers
-
-
 def scores_of(table: pd.DataFrame, name: str, where: str) -> Scores:
     """Scores from a table with the columns model, score and, where there are several per model, length."""
-    unknown = [column for column in table.columns if column not in (MODEL, SCORE, LENGTH)]
+    unknown = [column for column in table.columns if column not in ("model", "score", "length")]
     if unknown:
         raise InputError(
-            f"{where}: has unknown columns: {listed_names(unknown)}; scores have {MODEL}, {SCORE} and, "
-            f"for scores at several lengths, {LENGTH} in tokens. Join one benchmark at a time"
+            f"{where}: has unknown columns: {listed_names(unknown)}; scores have model, score and, "
+            "for scores at several lengths, length in tokens. Join one benchmark at a time"
         )
-    table = table.assign(**{LENGTH: table[LENGTH] if LENGTH in table.columns else np.nan})
-    repeated = table[table.duplicated([MODEL, LENGTH])]
+    table = table.assign(length=table["length"] if "length" in table.columns else np.nan)
+    repeated = table[table.duplicated(["model", "length"])]
     if not repeated.empty:
-        raise InputError(f"{where}: scores {str(repeated.iloc[0][MODEL])[:60]!r} twice; each model needs one score")
-    if (table[LENGTH] <= 0).any():
-        raise InputError(f"{where}: {LENGTH} must be a number of tokens above 0")
-    known = table[table[SCORE].notna()]
-    alone = known[known[LENGTH].isna()]
-    overall = dict(zip(alone[MODEL], alone[SCORE].astype(float), strict=True))
-    by_length = known[known[LENGTH].notna()].reset_index(drop=True)
+        raise InputError(f"{where}: scores {str(repeated['model'].iloc[0])[:60]!r} twice; each model needs one score")
+    if (table["length"] <= 0).any():
+        raise InputError(f"{where}: length must be a number of tokens above 0")
+    known = table[table["score"].notna()]
+    alone = known[known["length"].isna()]
+    overall = dict(zip(alone["model"], alone["score"].astype(float), strict=True))
+    by_length = known[known["length"].notna()].reset_index(drop=True)
     return Scores(name, overall or _means(by_length), by_length)
 
 
 def _means(by_length: pd.DataFrame) -> dict[str, float]:
     """Where there is no score over all lengths: the mean over the lengths that every model has."""
-    wide = by_length.pivot_table(index=MODEL, columns=LENGTH, values=SCORE).dropna(axis="columns")
+    wide = by_length.pivot_table(index="model", columns="length", values="score").dropna(axis="columns")
     return {} if wide.shape[1] == 0 else {str(model): float(mean) for model, mean in wide.mean(axis=1).items()}
-
-
-def models_of(table: pd.DataFrame) -> dict[str, dict[str, object]]:
-    """Family and parameters by model."""
-    rows: dict[str, dict[str, object]] = {}
-    for row in table.to_dict("records"):
-        size = row.get(PARAMETERS, math.nan)
-        if not math.isnan(size) and size <= 0:
-            raise InputError(
-                f"model {row[MODEL]!r} has {size:g} {PARAMETERS}; write the number of parameters, such as 3000000000"
-            )
-        rows[str(row[MODEL])] = {FAMILY: row.get(FAMILY) or None, PARAMETERS: None if math.isnan(size) else size}
-    return rows
 
 
 def measures_of(table: pd.DataFrame, source: str) -> Measures:
     """Measures from a table with one row per model; a column `x_se` holds the errors of `x`."""
-    if table.duplicated(MODEL).any():
+    if table.duplicated("model").any():
         raise InputError(f"{source}: lists a model twice; a table of measures has one row per model")
-    who = models_of(table[[name for name in (MODEL, FAMILY, PARAMETERS) if name in table.columns]])
-    numbers = table.set_index(MODEL).select_dtypes("number").drop(columns=[PARAMETERS, WINDOW], errors="ignore")
+    numbers = table.set_index("model").select_dtypes("number").drop(columns=["parameters", "window"], errors="ignore")
     names = [name for name in numbers.columns if not (name.endswith("_se") and name[:-3] in numbers.columns)]
     if not names:
-        raise InputError(f"{source}: has no measure: no numeric column besides {MODEL}, {FAMILY} and {PARAMETERS}")
+        raise InputError(f"{source}: has no measure: no numeric column besides model, family and parameters")
     errors = pd.DataFrame({name: numbers.get(f"{name}_se", np.nan) for name in names}, index=numbers.index)
-    windows = dict(zip(table[MODEL], table[WINDOW], strict=True)) if WINDOW in table.columns else {}
-    unnamed = Measures(source, numbers[names], errors, windows)
-    return unnamed.with_models(who)
+    windows = dict(zip(table["model"], table["window"], strict=True)) if "window" in table.columns else {}
+    return Measures(source, numbers[names], errors, windows).with_models(table)
 
 
-def distinct_networks(measures: Measures, scores: Scores) -> tuple[Measures, Scores]:
-    """The same with one model of each network that has scores under two names.
+# --- what ships with the package --------------------------------------------------------------------
 
-    The first in the order of the measures stays; a note names the others.
-    """
-    kept: list[str] = []
-    twins: dict[str, str] = {}  # and whose network it is
-    pairs = {frozenset(pair) for pair in measures.same_weights}
-    for name in (name for name in measures.models if name in scores.models):
-        same = [other for other in kept if frozenset((name, other)) in pairs]
-        if same:
-            twins[name] = same[0]
-        else:
-            kept.append(name)
-    if not twins:
-        return measures, scores
-    lengths = measures.by_length
-    fewer = replace(
-        measures,
-        means=measures.means.drop(index=list(twins)),
-        errors=measures.errors.drop(index=list(twins)),
-        by_length=None if lengths is None else lengths[~lengths[MODEL].isin(list(twins))],
-        left_out=tuple(
-            f"{name!r} is left out: it has the attention weights of {other!r}, and the two count as one model."
-            for name, other in twins.items()
-        ),
+
+@dataclass(frozen=True)
+class PublishedModels:
+    """The models, what was measured of them, and what to know before using it."""
+
+    title: str
+    source: str
+    warnings: tuple[str, ...]
+    table: pd.DataFrame
+    measures: Measures
+
+
+def load_published_models() -> PublishedModels:
+    """The shipped table of models."""
+    about = _about()
+    table = _shipped_table("measures.csv", ["model"])
+    names = [name for name in table.columns if name in about["reading_error"]]
+    measures = measures_of(table[["model", "family", "parameters", "window", *names]], f"{PREFIX}{MODELS}")
+    notes = tuple(ModelNote(each["text"], tuple(each.get("models", ()))) for each in about["warnings"])
+    pairs = tuple((str(one), str(other)) for one, other in about["same_weights"])
+    by_length = _shipped_table("by_length.csv", ["model", "length"])
+    same = [f"{one} and {other} have the same text weights according to public descriptions." for one, other in pairs]
+    warnings = (*same, *(note.text for note in notes))
+    measures = replace(measures, by_length=by_length, notes=notes, same_weights=pairs)
+    return PublishedModels(about["title"], about["source"], warnings, table, measures)
+
+
+def published_scores(name: str) -> Scores:
+    """Shipped scores, such as `longbench-pro`."""
+    names = (entry.name for entry in files("qkscope.data").joinpath(MODELS).iterdir())
+    shipped = sorted(each.removeprefix(_SCORES).removesuffix(".csv") for each in names if each.startswith(_SCORES))
+    if name not in shipped:  # also keeps a name like ../x from becoming a path
+        there = ", ".join(f"{PREFIX}{each}" for each in shipped)
+        raise InputError(f"there are no published scores {name[:60]!r}; there are {there}")
+    table = _shipped_table(f"{_SCORES}{name}.csv", ["model", "score"])
+    return replace(
+        scores_of(table, f"{PREFIX}{name}", f"{PREFIX}{name}"), notes=tuple(_about()["score_notes"].get(name, ()))
     )
-    overall = {name: score for name, score in scores.overall.items() if name not in twins}
-    remaining = scores.by_length[~scores.by_length[MODEL].isin(list(twins))].reset_index(drop=True)
-    return fewer, replace(scores, overall=overall, by_length=remaining)
 
 
-def refuse_unknown_models(measures: Measures, scores: Scores) -> None:
-    """A score of a model that was not measured is an error."""
-    unknown = [name for name in scores.models if name not in set(measures.models)]
-    if unknown:
-        raise InputError(
-            f"{scores.name} scores {listed_names(unknown)}, which {measures.source} does not have; it has "
-            f"{listed_names(list(measures.models))}. Names must match exactly: rename or remove those rows"
-        )
+def _about() -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(files("qkscope.data").joinpath(MODELS, "about.json").read_text(encoding="utf-8"))
+    return about
 
 
-def shared_models(measures: Measures, scores: Scores) -> list[str]:
-    """The models that have both, in the order of the measures. Raises InputError where nothing can correlate."""
-    shared = [name for name in measures.models if name in scores.overall]
-    if len(shared) < _FEWEST and not len(scores.by_length):
-        raise InputError(
-            f"{len(shared)} of the {len(measures.models)} models of {measures.source} "
-            f"{'has' if len(shared) == 1 else 'have'} a score in {scores.name}: a correlation needs at least "
-            f"{_FEWEST}, and is informative from about ten{''.join(f'. {why}' for why in measures.left_out)}"
-        )
-    values = np.array([scores.overall[name] for name in shared])
-    if len(shared) >= _FEWEST and np.ptp(values) == 0:
-        raise InputError(
-            f"all {len(shared)} models have the same score in {scores.name}: nothing can correlate with it"
-        )
-    return shared
+def _shipped_table(name: str, needed: list[str]) -> pd.DataFrame:
+    text = files("qkscope.data").joinpath(MODELS, name).read_text(encoding="utf-8")
+    table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)
+    return check_table(table, name, needed, ("model", "family", "weights"))

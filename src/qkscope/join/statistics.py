@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,18 +39,11 @@ def varies(x: Array) -> bool:
     return bool(np.ptp(x) > _CONSTANT * max(float(np.abs(x).max()), 1e-300))
 
 
-def ranks(x: Array) -> Array:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, of_value, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2.0)[of_value], dtype=np.float64)
-
-
 def kendall(x: Array, y: Array) -> float:
     """Kendall's tau-b."""
     if len(x) < 3 or not (varies(x) and varies(y)):
         return math.nan
-    return float(_kendall(x, y, np.arange(len(x))[None])[0])
+    return float(kendall_of_orders(x, y, np.arange(len(x))[None])[0])
 
 
 def _unit(x: Array) -> Array:
@@ -61,7 +56,7 @@ def pearson_of_orders(x: Array, y: Array, orders: Orders) -> Array:
     return np.asarray(_unit(y)[orders] @ _unit(x))
 
 
-def _kendall(x: Array, y: Array, orders: Orders) -> Array:
+def kendall_of_orders(x: Array, y: Array, orders: Orders) -> Array:
     """tau-b of x with y in each order: the cosine between the signs of all differences."""
     first, second = np.triu_indices(len(x), 1)
     of_x, of_y = np.sign(x[first] - x[second]), np.sign(y[:, None] - y[None, :])
@@ -82,7 +77,8 @@ def permutation_p(
     """
     if len(x) < 3 or not (varies(x) and varies(y)):
         return math.nan
-    places = [np.arange(len(x))] if strata is None else _places(strata)
+    labels = np.zeros(len(x)) if strata is None else np.unique(np.array(strata, dtype=object), return_inverse=True)[1]
+    places = [np.flatnonzero(labels == each) for each in dict.fromkeys(labels)]
     seen = float(abs(statistic(x, y, np.arange(len(x), dtype=np.intp)[None])[0]))
     exact = is_enumerated([len(each) for each in places])
     as_far, orders = 0, 0
@@ -90,11 +86,6 @@ def permutation_p(
         as_far += int((np.abs(statistic(x, y, chunk)) >= seen - _EQUAL).sum())
         orders += len(chunk)
     return as_far / orders if exact else (as_far + 1) / (orders + 1)
-
-
-def kendall_p(x: Array, y: Array, strata: Sequence[object] | None = None) -> float:
-    """The same for Kendall's tau-b."""
-    return permutation_p(x, y, _kendall, strata)
 
 
 def is_enumerated(sizes: Sequence[int]) -> bool:
@@ -122,11 +113,6 @@ def most_measures(smallest: float) -> int:
     return max(0, math.ceil(LEVEL / smallest - 1e-9) - 1)
 
 
-def _places(strata: Sequence[object]) -> list[Orders]:
-    names = list(dict.fromkeys(strata))
-    return [np.array([i for i, each in enumerate(strata) if each == name], dtype=np.intp) for name in names]
-
-
 def _every_order(places: Sequence[Orders], n: int) -> Iterator[Orders]:
     tables = [each[_permutations(len(each))] for each in places]  # (orders of the stratum, its size)
     total = math.prod(len(table) for table in tables)
@@ -139,13 +125,10 @@ def _every_order(places: Sequence[Orders], n: int) -> Iterator[Orders]:
         yield orders
 
 
+@cache
 def _permutations(n: int) -> Orders:
-    """All orders of 0 … n − 1: each of n − 1 with the last put in every place."""
-    orders = np.zeros((1, 0), dtype=np.intp)
-    for last in range(n):
-        put = [np.insert(orders, place, last, axis=1) for place in range(last + 1)]
-        orders = np.concatenate(put)
-    return orders
+    """All orders of 0 … n − 1."""
+    return np.array(list(permutations(range(n))), dtype=np.intp)
 
 
 def _drawn_orders(places: Sequence[Orders], n: int) -> Iterator[Orders]:
@@ -202,12 +185,10 @@ def partial_correlation(x: Array, y: Array, covariate: Array) -> tuple[float, fl
 
     n = len(x)
     rest = [_residuals(values, covariate) for values in (x, y)]
-    if (
-        n < 4
-        or not varies(covariate)
-        or any(_is_explained(left, values) for left, values in zip(rest, (x, y), strict=True))
-    ):
+    if n < 4 or not varies(covariate):
         return math.nan, math.nan
+    if any(np.linalg.norm(left) <= 1e-9 * np.linalg.norm(v - v.mean()) for left, v in zip(rest, (x, y), strict=True)):
+        return math.nan, math.nan  # a line leaves nothing
     r = correlation(rest[0], rest[1])
     if not abs(r) < 1:
         return r, math.nan
@@ -219,11 +200,6 @@ def _residuals(values: Array, covariate: Array) -> Array:
     size = float(centred @ centred)
     slope = float(centred @ values) / size if size else 0.0
     return np.asarray(values - values.mean() - slope * centred)
-
-
-def _is_explained(left: Array, values: Array) -> bool:
-    """Whether a line left nothing."""
-    return bool(np.linalg.norm(left) <= 1e-9 * np.linalg.norm(values - values.mean()))
 
 
 def prediction_r2(x: Array, y: Array) -> float:

@@ -14,7 +14,7 @@ from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
 from qkscope.results.read import Entry, ResultsFolder
 from qkscope.text import counted
-from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, to_markdown
+from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, table_of, to_markdown
 
 FIRST = "qk"  # the table that a viewer shows first
 TAGS = ["interpretability", "attention", "rope", "qkscope"]
@@ -35,32 +35,25 @@ class SharedTable:
 
 def dataset_card(results: ResultsFolder, tables: Sequence[SharedTable], files: Sequence[str]) -> str:
     """README.md of an export; where tables are there as Parquet, with the configs by which the Hub shows them."""
-    configs: list[dict[str, Any]] = [
-        {"config_name": each.config, "data_files": each.parquet, **({"default": True} if each.config == FIRST else {})}
-        for each in tables
-        if each.parquet
-    ]
-    title = one_line(results.study.title)
-    front: dict[str, Any] = {"pretty_name": f"{title}: attention heads and position", "tags": TAGS}
-    if configs:
-        front["configs"] = configs
-    blocks = [*_about(results), *_tables(tables), *_rest(results, files)]
-    return f"{_front_matter(front)}\n\n{to_markdown(blocks)}"
-
-
-def space_card(results: ResultsFolder) -> str:
-    """README.md of a static Space that shows the page."""
-    title = one_line(results.study.title)[:60]
-    return _front_matter({"title": title, "sdk": "static", "app_file": "index.html", "tags": TAGS}) + "\n"
-
-
-def _front_matter(values: dict[str, Any]) -> str:
-    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
-
-
-def _about(results: ResultsFolder) -> list[AnyBlock]:
-    study = results.study
-    return [
+    study, made = results.study, results.provenance.command
+    parquet = [each for each in tables if each.parquet]
+    front: dict[str, Any] = {"pretty_name": f"{one_line(study.title)}: attention heads and position", "tags": TAGS}
+    if parquet:
+        front["configs"] = [
+            {
+                "config_name": each.config,
+                "data_files": each.parquet,
+                **({"default": True} if each.config == FIRST else {}),
+            }
+            for each in parquet
+        ]
+    lines = ["import qkscope", "", 'results = qkscope.load("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
+    if parquet:
+        lines += ["", "from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")']
+    columns = {"table": lambda each: [Code(each.config)], "file": lambda each: [Code(each.file)]}
+    if parquet:
+        columns["Parquet"] = lambda each: [Code(each.parquet or "")]
+    blocks: list[AnyBlock] = [
         heading(1, one_line(study.title)),
         paragraph(
             f"How the attention heads of {counted(len(study.checkpoints), study.noun)} encode the position of tokens, "
@@ -76,7 +69,30 @@ def _about(results: ResultsFolder) -> list[AnyBlock]:
             (study.noun, "model", "revision", "context", "documents", "tokens"),
             [_entry_row(entry) for entry in study.checkpoints],
         ),
+        heading(2, "Tables"),
+        table_of(tables, columns),
+        Listing("python", tuple(lines)),
+        heading(2, "What else is here"),
     ]
+    if REPORT_HTML in files:
+        blocks.append(bullet(Code(REPORT_HTML), ": the interactive page, one file that needs no network"))
+    if any(name.startswith(f"{FIGURES}/") for name in files):
+        drawn = ": each figure as SVG, with a card that states in words what it shows; "
+        blocks.append(bullet(Code(f"{FIGURES}/"), drawn, Code("qkscope report FOLDER"), " also draws PNGs"))
+    what = ": weights, documents, tokens, precision, kernel and versions behind every number"
+    blocks.append(bullet(Code(PROVENANCE_JSON), what))
+    blocks += [paragraph("Made by ", Code(made), ".")] if made else []
+    return f"{_front_matter(front)}\n\n{to_markdown(blocks)}"
+
+
+def space_card(results: ResultsFolder) -> str:
+    """README.md of a static Space that shows the page."""
+    title = one_line(results.study.title)[:60]
+    return _front_matter({"title": title, "sdk": "static", "app_file": "index.html", "tags": TAGS}) + "\n"
+
+
+def _front_matter(values: dict[str, Any]) -> str:
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)}---"
 
 
 def _entry_row(entry: Entry) -> list[str]:
@@ -84,28 +100,3 @@ def _entry_row(entry: Entry) -> list[str]:
     weights = (record.model, record.commit or record.revision)
     cells = (entry.name, *weights, entry.context, record.documents, record.tokens)
     return ["" if cell is None else one_line(str(cell)) for cell in cells]
-
-
-def _tables(tables: Sequence[SharedTable]) -> list[AnyBlock]:
-    lines = ["import qkscope", "", 'results = qkscope.load("FOLDER or ARCHIVE.zip")', "heads = results.heads()"]
-    if any(each.parquet for each in tables):
-        lines += ["", "from datasets import load_dataset", "", 'heads = load_dataset("REPO", "qk")']
-    titles: tuple[str, ...] = ("table", "file")
-    rows: list[list[Any]] = [[[Code(each.config)], [Code(each.file)]] for each in tables]
-    if any(each.parquet for each in tables):
-        titles = (*titles, "Parquet")
-        rows = [[*row, [Code(each.parquet)] if each.parquet else ""] for row, each in zip(rows, tables, strict=True)]
-    return [heading(2, "Tables"), TableBlock(titles, rows), Listing("python", tuple(lines))]
-
-
-def _rest(results: ResultsFolder, files: Sequence[str]) -> list[AnyBlock]:
-    blocks: list[AnyBlock] = [heading(2, "What else is here")]
-    if REPORT_HTML in files:
-        blocks.append(bullet(Code(REPORT_HTML), ": the interactive page, one file that needs no network"))
-    if any(name.startswith(f"{FIGURES}/") for name in files):
-        drawn = ": each figure as SVG, with a card that states in words what it shows; "
-        blocks.append(bullet(Code(f"{FIGURES}/"), drawn, Code("qkscope report FOLDER"), " also draws PNGs"))
-    what = "weights, documents, tokens, precision, kernel and versions behind every number"
-    blocks.append(bullet(Code(PROVENANCE_JSON), f": {what}"))
-    made = results.provenance.command
-    return [*blocks, *([paragraph("Made by ", Code(made), ".")] if made else [])]

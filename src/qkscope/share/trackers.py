@@ -1,8 +1,14 @@
-"""A finished study in a tracker: TensorBoard, Weights & Biases or trackio. Each is asked for only when it is named."""
+"""A finished study in a tracker: TensorBoard, Weights & Biases or trackio, each imported only when it is named.
+
+A checkpoint is a few numbers there: means over heads, by layer type and depth, and shares of categories, with their
+standard errors over documents (`_se`) where there are some. What is undefined is left out.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -10,13 +16,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkscope.errors import InputError, QkscopeError, StorageError, first_line
-from qkscope.lenses.views import build_tables
+from qkscope.lenses.categories import CATEGORIES
+from qkscope.lenses.depth_axis import EARLY, LATE, MIDDLE
+from qkscope.lenses.kind_of_layer import kinds_in_order
+from qkscope.lenses.views import WindowView, build_tables
 from qkscope.results.entries import Entry
 from qkscope.results.read import load_results
-from qkscope.share.scalars import entry_scalars
+from qkscope.stats.means import EVERY_HEAD, Part
 from qkscope.study.series import safe_name
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
+MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
+DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
+PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qkscope/...
 
 
 class Tracker(NamedTuple):
@@ -103,3 +115,24 @@ def _like_wandb(name: str, where: Path | None, options: dict[str, Any]) -> Track
         raise InputError("trackio has its own place for runs (TRACKIO_DIR); leave out --dir")
     library.init(**options)
     return Tracker(lambda scalars, step: library.log(dict(scalars), step=step), library.finish)
+
+
+def entry_scalars(at: WindowView, name: str, prefix: str = PREFIX) -> dict[str, float]:
+    """The numbers of one checkpoint; callbacks log the same under another prefix."""
+    kinds = kinds_in_order(at.heads["layer_kind"])
+    parts = {"": EVERY_HEAD}
+    parts |= {f"{_key(kind)}/": Part(layer_kind=kind) for kind in (kinds if len(kinds) > 1 else [])}
+    parts |= {f"{depth}/": part for depth, part in DEPTHS.items()}
+    means = {f"{place}{each}_mean": (each, part) for place, part in parts.items() for each in MEASURES}
+    shares = {f"share/{_key(category)}": (category, EVERY_HEAD) for category in CATEGORIES}
+    scalars: dict[str, float] = {}
+    for key, (quantity, part) in (means | shares).items():
+        values = [float(value) for value in at.panel.values(quantity, name, part) if math.isfinite(value)]
+        scalars[f"{prefix}{key}"] = sum(values) / len(values) if values else math.nan
+        scalars[f"{prefix}{key}_se"] = at.panel.error(quantity, name, part)
+    return {key: value for key, value in scalars.items() if math.isfinite(value)}
+
+
+def _key(words: str) -> str:
+    """A name that every tracker takes: `rotary, sliding 512` becomes `rotary_sliding_512`."""
+    return re.sub(r"[^A-Za-z0-9-]+", "_", words).strip("_")

@@ -310,7 +310,7 @@ def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) ->
     from qkscope.lenses.registry import registered
     from qkscope.lenses.views import WindowView
     from qkscope.results.entries import Entries, Entry
-    from qkscope.share.scalars import entry_scalars
+    from qkscope.share.trackers import entry_scalars
 
     heads = components[components["pc"] == 0].reset_index(drop=True)
     here = replicates[replicates["window"] == heads["window"].max()].reset_index(drop=True)

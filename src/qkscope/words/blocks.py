@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from qkscope.text import aligned
+
 
 class Strong(str):
     """Text that stands out."""
@@ -41,6 +43,11 @@ class TableBlock:
 
     titles: Sequence[Text]
     rows: Sequence[Sequence[Text]]
+
+
+def table_of(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], Text]]) -> TableBlock:
+    """A table from records: `columns` has the text of each cell by the title of its column."""
+    return TableBlock(tuple(columns), [tuple(cell(row) for cell in columns.values()) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,17 @@ def paragraph(*runs: str) -> Block:
 def bullet(*runs: str, level: int = 0) -> Block:
     """An item of a bulleted list."""
     return Block("bullet", runs, level)
+
+
+def to_terminal(blocks: Iterable[AnyBlock]) -> list[str]:
+    """Tables and sentences as lines of text."""
+    lines = []
+    for block in blocks:
+        if isinstance(block, TableBlock):
+            lines += aligned([["".join(cell) for cell in row] for row in (block.titles, *block.rows)])
+        elif isinstance(block, Block):
+            lines.append("".join(block.text))
+    return lines
 
 
 # --- the page ---------------------------------------------------------------------------------------

@@ -52,6 +52,11 @@ def significant(value: float, extra: int = 0) -> str:
     return (f"{float(text):,.0f}" if "e+" in text and abs(float(text)) < 1e9 else text).replace("-", "−")
 
 
+def p_value(p: float) -> str:
+    """A p value with the digits that count."""
+    return "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
 def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
     """`1.36 ± 0.01`: both with as many decimals as the error allows; without an error, three digits that count.
 

@@ -129,7 +129,7 @@ def _draw_plasticity(axes: Axes, at: WindowView, profiles: pd.DataFrame, kind: s
     names = shown_entries(at, MOST_LINES)
     for name, shade in zip(names, np.linspace(0.35, 1.0, len(names)), strict=True):
         rows = profiles[(profiles["model"] == name) & profiles["ap"].notna()]
-            rows = rows if kind == EVERY_KIND else rows[rows["layer_kind"] == kind]
+        rows = rows if kind == EVERY_KIND else rows[rows["layer_kind"] == kind]
         if rows.empty:
             continue
         mean = mean_profile(rows)

@@ -12,11 +12,12 @@ from functools import cached_property
 from heapq import nlargest
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkscope.errors import InputError
 
 if TYPE_CHECKING:
+    from qkscope.ablate.work import CheckpointAblation
     from qkscope.capture.blueprint import Blueprint
     from qkscope.layers import LayerFacts
     from qkscope.moments.layout import Layout
@@ -29,16 +30,13 @@ WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 # What a worker's time goes into, and what to change if it is the most.
 ADVICE = {
     "matrices": "more devices help as long as there are shards for them; otherwise fewer documents",
-    "attention": "it grows with the square of the context: a shorter context, or fewer documents; more devices help as "
-    "long as there are shards for them",
+    "attention": "grows with the square of the context: a shorter context, fewer documents, or more devices",
     "sums": "devices with faster float32 and float64; protocol: published sums a sample of tokens",
-    "tokenizing": "every document is tokenized once, on one core, as far as the longest context: fewer documents, or a "
-    "shorter longest context; more devices do not help",
-    "loading": "fewer, larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
-    "downloads": "more devices do not help: fetch the checkpoints once to storage near the devices and name local "
-    "folders, or study fewer checkpoints; more documents per checkpoint are nearly free",
-    "saving": "a larger shard_tokens writes fewer shard files; fewer buckets and groups make each smaller; faster "
-    "storage",
+    "tokenizing": "runs once, on one core, to the longest context: fewer documents, or a shorter longest context",
+    "loading": "larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
+    "downloads": "fetch the checkpoints once to storage near the devices and name local folders, or study fewer "
+    "checkpoints; more documents per checkpoint are nearly free",
+    "saving": "a larger shard_tokens; fewer buckets and groups; faster storage",
 }
 
 
@@ -99,14 +97,9 @@ class CheckpointWork:
         return self.blueprint.probe.layers
 
     @property
-    def context(self) -> int:
-        """Tokens per document."""
-        return self.layout.context
-
-    @property
     def tokens(self) -> int:
         """Tokens that go through the model."""
-        return sum(self.shards) * self.context
+        return sum(self.shards) * self.layout.context
 
     @property
     def shard_files(self) -> int:
@@ -116,7 +109,7 @@ class CheckpointWork:
     @property
     def rows(self) -> int:
         """Documents in one forward pass."""
-        return max(1, min(self.batch_tokens // self.context, max(self.shards)))
+        return max(1, min(self.batch_tokens // self.layout.context, max(self.shards)))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -157,6 +150,15 @@ def hub_work(
 # -- FLOPs: a multiplication and an addition are two ---------------------------------------------------------
 
 
+class Flops(NamedTuple):
+    """FLOPs by what they are for; those of the sums by their precision."""
+
+    matrices: float
+    attention: float
+    sums32: float
+    sums64: float
+
+
 def attended_pairs(context: int, facts: LayerFacts) -> int:
     """(query, key) pairs that a causal layer's mask allows in one document."""
     window = min(facts.attention_window or context, context)
@@ -165,26 +167,6 @@ def attended_pairs(context: int, facts: LayerFacts) -> int:
         rest = context % window
         return (context // window) * triangle + rest * (rest + 1) // 2
     return triangle + (context - window) * window
-
-
-@dataclass(frozen=True)
-class Flops:
-    """FLOPs by what they are for; those of the sums by their precision."""
-
-    matrices: float
-    attention: float
-    sums32: float
-    sums64: float
-
-    @property
-    def sums(self) -> float:
-        """In both precisions."""
-        return self.sums32 + self.sums64
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.matrices + self.attention + self.sums
 
 
 def flops_of(work: CheckpointWork) -> Flops:
@@ -196,9 +178,9 @@ def flops_of(work: CheckpointWork) -> Flops:
     """
     from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
 
-    documents = sum(work.shards)
-    pairs = sum(4 * f.q_heads * f.head_dim * attended_pairs(work.context, f) for f in work.layers)
-    summed = (work.context - work.layout.skip_positions) * work.layout.rate  # tokens of a document
+    documents, context = sum(work.shards), work.layout.context
+    pairs = sum(4 * f.q_heads * f.head_dim * attended_pairs(context, f) for f in work.layers)
+    summed = (context - work.layout.skip_positions) * work.layout.rate  # tokens of a document
     sums32 = sums64 = 0.0
     for facts in work.layers:
         per_token = (facts.q_heads + facts.kv_heads) * 2 * facts.head_dim * (facts.head_dim + 1)
@@ -212,47 +194,36 @@ def flops_of(work: CheckpointWork) -> Flops:
 # -- memory --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(NamedTuple):
     """Bytes on the fullest of the devices that share a model."""
 
     weights: int
     sums: int
     activations: int
 
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.sums + self.activations
-
 
 def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
-    """Memory with the layers spread evenly over `devices`; each layer's sums are on its device."""
-    from qkscope.moments.sizes import predict_sizes
+    """Memory with the layers spread evenly over `devices`; each layer's sums are on its device.
 
-    embedding, count = work.blueprint.weights.embedding, len(work.layers)
+    Activations are roughly what one layer of a forward pass holds and what its sums need besides; not divided.
+    """
+    from qkscope.moments.sizes import predict_sizes, workspace_bytes
+
+    weights, count, tokens = work.blueprint.weights, len(work.layers), work.rows * work.layout.context
     per_device = ceil(count / devices)
     blocks = [work.layers[at : at + per_device] for at in range(0, count, per_device)]
-    in_layers = (work.blueprint.parameters - embedding) * per_device / count
-    return DeviceMemory(
-        weights=round((embedding + in_layers) * work.width),
-        sums=max(predict_sizes(work.layout, block).memory for block in blocks),
-        activations=_activations(work),
-    )
-
-
-def _activations(work: CheckpointWork) -> int:
-    """Roughly what one layer of a forward pass holds, and what its sums need besides; not divided by devices."""
-    from qkscope.moments.sizes import workspace_bytes
-
-    weights, tokens = work.blueprint.weights, work.rows * work.context
+    in_layers = (work.blueprint.parameters - weights.embedding) * per_device / count
     widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
     vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
     layer = tokens * work.width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
     # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
-    masked = any(f.attention_window and f.attention_window < work.context for f in work.layers)
-    mask = work.rows * work.context**2 * (1 + work.width) if masked else 0
-    return layer + workspace_bytes(work.layout, widest, tokens, work.width) + mask
+    masked = any(f.attention_window and f.attention_window < work.layout.context for f in work.layers)
+    mask = work.rows * work.layout.context**2 * (1 + work.width) if masked else 0
+    return DeviceMemory(
+        weights=round((weights.embedding + in_layers) * work.width),
+        sums=max(predict_sizes(work.layout, block).memory for block in blocks),
+        activations=layer + workspace_bytes(work.layout, widest, tokens, work.width) + mask,
+    )
 
 
 def host_memory(work: CheckpointWork) -> int:
@@ -266,18 +237,12 @@ def host_memory(work: CheckpointWork) -> int:
 # -- a study -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(NamedTuple):
     """Bytes on disk, without tables and report, which take a few percent of the moments."""
 
     moments: int  # one file per checkpoint, without headers of some kilobytes
     shards: int  # at most, waiting to be merged
     weights: int  # downloads in the cache, at most
-
-    @property
-    def peak(self) -> int:
-        """The most there can be at once."""
-        return self.moments + self.shards + self.weights
 
 
 @dataclass(frozen=True)
@@ -306,7 +271,7 @@ class Estimate:
     @property
     def fits(self) -> bool:
         """Whether the fullest device has room."""
-        return self.memory.total <= self.cluster.device_memory
+        return sum(self.memory) <= self.cluster.device_memory
 
     @property
     def bottleneck(self) -> str:
@@ -325,8 +290,7 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
     """What checkpoints cost; `tokenized`: tokens of all documents (by default those of the longest context)."""
     per_model = cluster.devices_per_model or _fewest_devices(works, cluster)
     workers = cluster.devices // per_model
-    each = [flops_of(work) for work in works]
-    flops = Flops(*(sum(getattr(one, part.name) for one in each) for part in fields(Flops)))
+    flops = Flops(*map(sum, zip(*map(flops_of, works), strict=True)))
     fetched = {work.source: work.stored for work in works if work.remote}
     saved = sum(work.sizes.file * (2 * work.shard_files + 2) for work in works)
     reached = cluster.utilization
@@ -348,9 +312,13 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
         devices_per_model=per_model,
         workers=workers,
         flops=flops,
-        memory=max((device_memory(work, per_model) for work in works), key=lambda memory: memory.total),
+        memory=max((device_memory(work, per_model) for work in works), key=sum),
         host=max(map(host_memory, works)),
-        disk=_disk(works, fetched, workers, cluster.evict),
+        disk=Disk(  # a worker has one checkpoint under way and one ahead
+            moments=sum(work.sizes.file for work in works),
+            shards=sum(nlargest(workers, (work.shard_files * work.sizes.file for work in works))),
+            weights=sum(nlargest(2 * workers, fetched.values()) if cluster.evict else fetched.values()),
+        ),
         downloaded=sum(fetched.values()),
         saved=saved,
         device_hours=sum(computing.values()) / 3600,
@@ -360,15 +328,58 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
 
 def _fewest_devices(works: Sequence[CheckpointWork], cluster: Cluster) -> int:
     for devices in range(1, cluster.devices):
-        if all(device_memory(work, devices).total <= cluster.device_memory for work in works):
+        if all(sum(device_memory(work, devices)) <= cluster.device_memory for work in works):
             return devices
     return cluster.devices
 
 
-def _disk(works: Sequence[CheckpointWork], fetched: Mapping[str, int], workers: int, evict: bool) -> Disk:
-    """Shards of a checkpoint wait until its last is done; a worker has one checkpoint under way and one ahead."""
-    return Disk(
-        moments=sum(work.sizes.file for work in works),
-        shards=sum(nlargest(workers, (work.shard_files * work.sizes.file for work in works))),
-        weights=sum(nlargest(2 * workers, fetched.values()) if evict else fetched.values()),
-    )
+# -- ablations: an edited pass begins at the first edited layer, and the language-model head follows -----------
+
+
+class AblationCost(NamedTuple):
+    """Of one or several checkpoints."""
+
+    passes: int  # of documents, whole or from some layer on
+    tokens: int  # that go through the model or its later part
+    flops: float
+
+
+def ablation_cost(works: Sequence[CheckpointAblation]) -> AblationCost:
+    """The passes without edits, those with, and the explicit attention of edited heads."""
+    flops = 0.0
+    for work in works:
+        layers = {facts.layer: facts for facts in work.plan.blueprint.probe.layers}
+        # Scores and their product with the values, of all pairs, masked or not.
+        explicit = {layer: 4.0 * facts.head_dim * work.tokens * work.tokens for layer, facts in layers.items()}
+        edited = sum(
+            pass_flops(work.plan, work.tokens, min(layer for layer, _ in unit.heads))
+            + sum(explicit[layer] for layer, _ in unit.heads)
+            for unit in work.units
+        )
+        times = len(work.documents) * work.variants
+        flops += times * (pass_flops(work.plan, work.tokens) + len(work.settings.edits) * edited)
+    tokens = sum(work.passes * work.tokens for work in works)
+    return AblationCost(sum(work.passes for work in works), tokens, flops)
+
+
+def pass_flops(plan: CheckpointPlan, tokens: int, first: int = 0) -> float:
+    """FLOPs of one document through the layers from `first` on, and through the language-model head."""
+    probe, weights = plan.blueprint.probe, plan.blueprint.weights
+    share = (probe.n_layers - first) / probe.n_layers
+    matrices = 2.0 * tokens * (share * weights.active + weights.embedding)
+    later = [facts for facts in probe.layers if facts.layer >= first]
+    return float(matrices + sum(4.0 * f.q_heads * f.head_dim * attended_pairs(tokens, f) for f in later))
+
+
+def every_head_alone(plan: Plan) -> list[CheckpointAblation]:
+    """What `qkscope ablate STUDY` does without further options, of a study that has not been run yet."""
+    from qkscope.ablate.choice import Unit, head_name
+    from qkscope.ablate.work import AblationSettings, CheckpointAblation, spread_documents
+
+    settings, works = AblationSettings(), []
+    for each in plan.checkpoints:
+        heads = [(facts.layer, head) for facts in each.blueprint.probe.layers for head in range(facts.q_heads)]
+        units = tuple(Unit(head_name(head), "head", (head,)) for head in heads)
+        documents = spread_documents(each, settings.documents)
+        works.append(CheckpointAblation(each, units, documents, each.context, settings))
+    return works
