@@ -23,8 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from qkscope.demo.train import save_byte_tokenizer
 from qkscope.documents import encode as encoding
-from qkscope.documents.cuts import EXPRESSIONS, find_cuts
-from qkscope.documents.encode import Encoder
+from qkscope.documents.encode import EXPRESSIONS, Encoder, find_cuts
 from qkscope.errors import DocumentError
 from test_documents import encode
 

@@ -220,8 +220,7 @@ def analyze(
     """
     from qkscope.lenses.position import qk_table
     from qkscope.moments.moments import Moments
-    from qkscope.study.heads import HeadSample
-    from qkscope.study.rows import RowSettings
+    from qkscope.study.rows import HeadSample, RowSettings
 
     if not isinstance(moments, Moments | PathLike | str):
         raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")

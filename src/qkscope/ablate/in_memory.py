@@ -15,7 +15,6 @@ from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.passes import EditableModel
 from qkscope.ablate.tables import ablation_table, groups_table, outcome_records, unit_doses
 from qkscope.ablate.work import AblationSettings
-from qkscope.documents.tokens import group_of
 from qkscope.moments.moments import Moments
 
 MODEL = "model"  # the name in the tables' first column
@@ -52,8 +51,7 @@ def ablate_windows(
     with EditableModel(model) as editable:
         measurer = Measurer(editable, source, settings, tokenizer)
         for document, window in enumerate(windows):
-            group = group_of(document, moments.layout.groups)
-            text = AblatedText(document, group, np.asarray(window, dtype=np.int64))
+            text = AblatedText(document, document % moments.layout.groups, np.asarray(window, dtype=np.int64))
             for number, edit in enumerate(settings.edits, start=1):
                 rows = measurer.measure(text, edit, units)
                 records += outcome_records(MODEL, document, edit, units, rows)

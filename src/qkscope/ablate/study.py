@@ -35,7 +35,6 @@ from qkscope.ablate.work import (
     known_heads,
     plan_ablation,
 )
-from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
@@ -244,7 +243,7 @@ def _text(ablation: CheckpointAblation, shard: AblationShard) -> AblatedText:
     plan, (document,) = ablation.plan, shard.documents
     (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
     ids = np.asarray(window.ids[: ablation.tokens], dtype=np.int64)
-    return AblatedText(document, group_of(document, plan.layout.groups), ids)
+    return AblatedText(document, document % plan.layout.groups, ids)
 
 
 # -- earlier ablations -------------------------------------------------------------------------------------

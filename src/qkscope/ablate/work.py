@@ -21,7 +21,6 @@ from pydantic import ConfigDict
 from qkscope.ablate.choice import Head, HeadChoice, Unit, units_of
 from qkscope.ablate.edits import WITHOUT_MOMENTS, kernel_spreads, require_edit
 from qkscope.ablate.needle import needle_of
-from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
@@ -113,7 +112,7 @@ class CheckpointAblation:
     def shards(self) -> tuple[AblationShard, ...]:
         """All of it, in order: documents of one group follow each other, because their edits are the same."""
         groups = self.plan.layout.groups
-        order = sorted(self.documents, key=lambda document: (group_of(document, groups), document))
+        order = sorted(self.documents, key=lambda document: (document % groups, document))
         blocks = [self.units[start : start + UNITS] for start in range(0, len(self.units), UNITS)]
         pieces = [(d, edit, block) for d in order for edit in self.settings.edits for block in blocks]
         return tuple(AblationShard(number, (d,), edit, block) for number, (d, edit, block) in enumerate(pieces))
@@ -229,7 +228,7 @@ def spread_documents(plan: CheckpointPlan, count: int) -> tuple[int, ...]:
     numbers: dict[int, int] = {}  # by group, of its documents so far
     rounds = []
     for document in plan.documents:
-        group = group_of(document, plan.layout.groups)
+        group = document % plan.layout.groups
         numbers[group] = numbers.get(group, 0) + 1
         rounds.append((numbers[group], group, document))
     return tuple(sorted(document for _, _, document in sorted(rounds)[:count]))

@@ -28,7 +28,7 @@ from qkscope.lenses.views import build_tables
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import ResultsFolder, read_study_table
 from qkscope.results.schema import depth_of_layers
-from qkscope.study.heads import HeadSample, choose_heads
+from qkscope.study.rows import HeadSample, choose_heads
 from qkscope.validation.plasticity import PUBLISHED
 from qkscope.validation.published import BUCKETS, MISSING
 

@@ -17,8 +17,7 @@ from qkscope.kinds import StudyKind
 from qkscope.moments.file import PreRopeFile
 from qkscope.results.entries import saw_the_same
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.study.heads import choose_heads
-from qkscope.study.rows import RowSettings
+from qkscope.study.rows import RowSettings, choose_heads
 
 
 @dataclass(frozen=True)
