@@ -11,7 +11,7 @@ from qkscope import Moments
 from qkscope.layers import LayerFacts
 from qkscope.lenses.plasticity import closed_form, table
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.validation.kept import KeptLayer
+from qkscope.validation.scan import KeptLayer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import plasticity as bench

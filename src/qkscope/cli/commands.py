@@ -72,7 +72,7 @@ def tell_left_out(folder: Path) -> None:
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
     from qkscope.run.options import CaptureOptions, Placement
-    from qkscope.validation.sampling import VectorSample
+    from qkscope.validation.layout import VectorSample
 
     sample = None
     if options.vectors is not None:
@@ -275,7 +275,7 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.run.execute import run_study
     from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress, step_progress
-    from qkscope.validation.sampling import VectorSample
+    from qkscope.validation.layout import VectorSample
 
     quiet_libraries()
     settings = DemoSettings(seed=options.seed).scaled(options.steps)

@@ -29,8 +29,7 @@ from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import ResultsFolder, read_study_table
 from qkscope.results.schema import depth_of_layers
 from qkscope.study.rows import HeadSample, choose_heads
-from qkscope.validation.plasticity import PUBLISHED
-from qkscope.validation.published import BUCKETS, MISSING
+from qkscope.validation.plasticity import BUCKETS, MISSING, PUBLISHED
 
 _SPREAD = ("alpha_q", "r_q_a")  # the queries' spread along the axis follows from these
 _PLACES = f"{SAMPLED}.places"  # query buckets that the sampled vectors fill

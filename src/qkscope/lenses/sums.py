@@ -32,7 +32,7 @@ from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
 from qkscope.stats.jackknife import FEWEST_GROUPS
-from qkscope.validation.kept import KeptLayer, kept_layer
+from qkscope.validation.scan import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
 Lacking = tuple[int, ...]  # the document group that a replicate lacks, or that of each replicate in a stack

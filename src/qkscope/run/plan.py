@@ -234,7 +234,7 @@ def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]
 
 def _layout(study: Study, context: int, common: int) -> Layout:
     """The axes of the sums; the published protocol keeps one token per position bucket on average."""
-    from qkscope.validation.sampling import published_rate
+    from qkscope.validation.layout import published_rate
 
     seed = 0 if study.protocol == "published" else None  # None: every token counts
     layout = capture_layout(

@@ -28,7 +28,7 @@ from qkscope.errors import (
 from qkscope.processes import free_memory
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.options import CaptureOptions
-from qkscope.validation.sampling import VectorSample, sampled_positions
+from qkscope.validation.layout import VectorSample, sampled_positions
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, ChoosePositions
