@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from qkscope.ablate.in_memory import AblationTables
+    from qkscope.ablate.study import AblationTables
     from qkscope.capture.collect import Batch
     from qkscope.documents.windows import Window
     from qkscope.layers import Stage
@@ -300,7 +300,7 @@ def ablate_heads(
     many.
     """
     from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.in_memory import ablate_windows
+    from qkscope.ablate.study import ablate_windows
     from qkscope.ablate.work import AblationSettings
 
     _refuse_single_words(edits=edits, heads=heads)
