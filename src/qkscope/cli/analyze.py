@@ -14,6 +14,7 @@ from qkscope.kinds import KINDS
 
 if TYPE_CHECKING:
     from qkscope.run.events import Events
+    from qkscope.train.folder import TrainingFolder
 
 ABOUT = """\
 Rebuild the tables from moments: those of a results folder with its study.yaml, or individual moments files.
@@ -103,6 +104,7 @@ def analyze(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
+    from qkscope.train.folder import TrainingFolder
     from qkscope.validation.plasticity_table import require_vectors
 
     inputs = [Path(each) for each in options.inputs]
@@ -113,6 +115,9 @@ def analyze(options: argparse.Namespace) -> int:
     _check_moments_options(options, one_folder)
     if options.plasticity_pairs:
         require_vectors(inputs[0])
+    if one_folder and (training := TrainingFolder.reopened(inputs[0])) is not None:
+        _complete(training, options)
+        return 0
     with progress(verbose=options.verbose) as events:
         analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
         folder = analyze_inputs(
@@ -129,6 +134,18 @@ def analyze(options: argparse.Namespace) -> int:
             _draw_plasticity_pairs(options, inputs[0], folder, events)
     print(f"results: {folder}/")
     return 0
+
+
+def _complete(training: TrainingFolder, options: argparse.Namespace) -> None:
+    """The tables of a training run's folder, which has no study file; of one that goes on, as it is now."""
+    changes = ("out", "components", "common_window", "skip_positions", "detail", "kind", "plasticity_pairs")
+    if stated := [name for name in changes if getattr(options, name) is not None]:
+        raise InputError(
+            f"{training.path} is of a training run, whose tables have the settings of its callback; leave out "
+            f"--{stated[0].replace('_', '-')}"
+        )
+    training.write_tables()
+    print(f"results: {training.path}/")
 
 
 def _check_moments_options(options: argparse.Namespace, one_folder: bool) -> None:
