@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from qkscope.ablate.study import AblationTables
     from qkscope.capture.collect import Batch
-    from qkscope.documents.windows import Window
+    from qkscope.documents.encode import Window
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
@@ -58,7 +58,7 @@ def capture_moments(
     """
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
-    from qkscope.documents.windows import warn_of_copies
+    from qkscope.documents.encode import warn_of_copies
     from qkscope.moments.sizes import FEW_GROUPS, default_groups
 
     require_stage(stage)
@@ -99,7 +99,7 @@ def require_stage(stage: Any) -> None:
 def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
     """The windows as ids that the model has, and how many positions of them are summed."""
     from qkscope.capture.backbone import model_limits
-    from qkscope.documents.windows import read_windows
+    from qkscope.documents.encode import read_windows
 
     vocabulary, positions = model_limits(model)
     ids: Iterable[Window] = read_windows(windows, vocabulary)
@@ -169,8 +169,7 @@ def token_windows(
 
     Texts with the same first tokens give one window, with a warning: copies would make standard errors too small.
     """
-    from qkscope.documents.encode import Encoder
-    from qkscope.documents.windows import distinct_windows
+    from qkscope.documents.encode import Encoder, distinct_windows
 
     context = whole_argument("context", context, 2, LONGEST)
     if special_tokens not in ("default", "none", "bos"):
