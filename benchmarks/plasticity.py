@@ -26,7 +26,7 @@ from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.validation.kept import KeptLayer
+from qkscope.validation.layout import VectorSample
 from qkscope.validation.plasticity import (
     COUNTING,
     KEY_PAIRS,
@@ -36,10 +36,11 @@ from qkscope.validation.plasticity import (
     draw_pairs,
     key_draws,
     normal_pp,
+    published_plasticity,
+    query_law,
     sampled_plasticity,
 )
-from qkscope.validation.published import published_plasticity, query_law
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.scan import KeptLayer
 
 PAGE = ROOT / "docs/lenses/plasticity.md"
 RATE = 3 / 32  # of tokens whose vectors are kept: 24 of every 256

@@ -9,11 +9,10 @@ import pandas as pd
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments
 from qkscope.stats.jackknife import jackknife_error
-from qkscope.validation.kept import KeptLayer
 from qkscope.validation.layout import find_vectors
-from qkscope.validation.plasticity import GROUPS
+from qkscope.validation.plasticity import GROUPS, published_plasticity
 from qkscope.validation.plasticity_table import layer_sample
-from qkscope.validation.published import published_plasticity
+from qkscope.validation.scan import KeptLayer
 
 PAIRS = 1000
 ERROR_LAYERS = (4, 14, 24)

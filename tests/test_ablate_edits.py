@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import qkscope
 from families import YARN, tiny, tokens
 from qkscope.ablate import passes
-from qkscope.ablate.edits import HeadEdit, edits_of, rotated_mean
+from qkscope.ablate.edits import HeadEdit, edits_of, needle_of, plant, rotated_mean
 from qkscope.ablate.measure import repeats
-from qkscope.ablate.needle import needle_of, plant
 from qkscope.ablate.passes import EditableModel, EditTap, KernelCall
 from qkscope.api import capture_moments
 from qkscope.errors import CaptureError, InputError

@@ -24,7 +24,6 @@ from qkscope.ablate.work import UNITS, AblationSettings, CheckpointAblation
 from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
 from qkscope.cost import ablation_cost, pass_flops
-from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError
 from qkscope.results.folder import ablation_path
 from qkscope.run.events import Events
@@ -297,7 +296,7 @@ def test_an_ablation_gives_a_row_per_edit_head_and_outcome_with_errors(study):
 def test_documents_are_spread_over_groups_and_no_document_has_a_part_in_its_own_edit(study, monkeypatch):
     path, out = study
     (work,) = prepare_ablation(path, out, SETTINGS)
-    groups = [group_of(document, 4) for document in work.documents]
+    groups = [document % 4 for document in work.documents]
     assert {groups.count(group) for group in range(4)} <= {1, 2}
     seen = []
     from qkscope.ablate import measure

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkscope.errors import StudyError
-from qkscope.study.complete import state_of, why_incomplete
 from qkscope.study.load import load_study, study_text
-from qkscope.study.numbers import numbers_in, short, step_in, tokens_in
 from qkscope.study.schema import Series
-from qkscope.study.series import Member, select_members
+from qkscope.study.series import Member, select_members, state_of, why_incomplete
+from qkscope.study.values import numbers_in, short, step_in, tokens_in
 from saved import safetensors_bytes, save_stub
 
 STEPS = (20, 100, 3, 40)
@@ -72,8 +71,8 @@ def test_what_any_key_chooses_is_in(runs, choice, steps):
     steps=st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(sorted), count=st.integers(1, 20)
 )
 def test_log_spacing_takes_so_many_with_both_ends_and_is_close_to_even(steps, count):
-    members = [Member(f"step-{step}", {}, step, None) for step in steps]
-    picked = [int(member.step) for member in select_members(members, Series(folder="x", log=count))]
+    members = [Member(f"step-{step}", {}) for step in steps]
+    picked = [step_in(member.name) for member in select_members(members, Series(folder="x", log=count))]
     assert len(picked) == min(count, len(steps)) == len(set(picked))
     assert picked == sorted(picked)
     if count > 1:
@@ -81,8 +80,8 @@ def test_log_spacing_takes_so_many_with_both_ends_and_is_close_to_even(steps, co
 
 
 def test_log_spacing_is_even_where_there_are_enough_to_choose_from():
-    dense = [Member(f"step-{step}", {}, step, None) for step in range(1, 2000)]
-    places = [math.log1p(member.step) for member in select_members(dense, Series(folder="x", log=5))]
+    dense = [Member(f"step-{step}", {}) for step in range(1, 2000)]
+    places = [math.log1p(step_in(member.name)) for member in select_members(dense, Series(folder="x", log=5))]
     gaps = [b - a for a, b in itertools.pairwise(places)]
     assert max(gaps) - min(gaps) < 0.1
     assert sum(gaps) / 4 == pytest.approx(math.log(2000 / 2) / 4)

@@ -9,8 +9,7 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.lenses.sample import distances
 from qkscope.report.drawings.collage import CheckpointVectors, parse_heads
-from qkscope.validation.layout import stored_sample
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.layout import VectorSample, stored_sample
 
 
 @pytest.mark.slow

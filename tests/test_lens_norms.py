@@ -16,8 +16,8 @@ from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.stats.jackknife import jackknife_error
 from qkscope.tables.from_moments import analyze_files
-from qkscope.validation.kept import kept_layer
 from qkscope.validation.layout import HeadName, arrow_schema
+from qkscope.validation.scan import kept_layer
 
 WIDTH, LENGTH, SCALE = 6, 64, 0.25
 ROWS = 5

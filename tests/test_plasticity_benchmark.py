@@ -12,7 +12,7 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses import plasticity
 from qkscope.lenses.plasticity import closed_form
 from qkscope.moments.layout import Layout, capture_layout
-from qkscope.validation.kept import KeptLayer
+from qkscope.validation.scan import KeptLayer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import plasticity as bench

@@ -10,8 +10,7 @@ import pytest
 from qkscope.cli.main import main
 from qkscope.errors import CaptureError, InputError
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.validation.layout import stored_sample
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.layout import VectorSample, stored_sample
 from reference import reference_rows
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own

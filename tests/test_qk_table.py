@@ -16,7 +16,7 @@ from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 from qkscope.results.schema import JUDGED_COLUMNS, QK_COLUMNS
-from qkscope.study.heads import HeadSample, choose_heads
+from qkscope.study.rows import HeadSample, choose_heads
 from reference import reference_rows
 
 FACTS = LayerFacts(layer=1, q_heads=4, kv_heads=2, head_dim=12, rotary="rotary", rotary_dims=12)

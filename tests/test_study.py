@@ -190,5 +190,3 @@ def test_a_changed_study_is_checked_again():
 def test_the_published_protocol_stands_for_its_samples():
     study = parse_study(text(protocol="published"))
     assert (study.heads.sample, study.heads.seed, study.layers, study.buckets) == (300, 0, "full", 16)
-    assert study.sample_seed() == 0
-    assert parse_study(text()).sample_seed() is None

@@ -65,19 +65,27 @@ def test_without_a_budget_everything_fits_but_the_page_has_its_own(clock):
     spend(cost, clock, 100)
     assert cost.fits("measure")
     spend(cost, clock, 1, "page")
-    clock.now += 199
+    clock.now += 999
     assert not cost.fits("page")
     clock.now += 1
-    assert cost.fits("page")  # 2 seconds are 1 % of 200
+    assert cost.fits("page")  # 2 seconds are 0.2 % of 1000
 
 
 def test_the_page_counts_in_the_budget_of_all(clock):
     cost = Cost(0.02, clock)
-    spend(cost, clock, 4)
+    spend(cost, clock, 28)
     spend(cost, clock, 1, "page")
-    clock.now += 250  # 2 % are 5: all of it is spent; the page's own 1 % would be 2.5
+    clock.now += 1450  # 2 % are 29: all of it is spent; the page's own 0.2 % would be 2.9
     assert not cost.fits("page")
     clock.now += 50
+    assert cost.fits("page")
+
+
+def test_no_page_is_made_before_the_training_has_taken_long(clock):
+    cost = Cost(clock=clock)
+    clock.now += 4999
+    assert not cost.fits("page")  # the first one is taken to need 10 seconds
+    clock.now += 1
     assert cost.fits("page")
 
 

@@ -1,22 +1,21 @@
 """Tables that grow while a model trains: the rows of a study, byte for byte, through kills and restarts."""
 
-import io
 import json
 import shutil
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import qkscope
 import shared
 from families import tiny, tokens
+from qkscope.cli.main import main
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.views import build_tables
 from qkscope.moments.file import round_as_stored
 from qkscope.results.read import load_results
+from qkscope.tables import from_moments
 from qkscope.train import Probe, TrainingFolder
 from qkscope.train.folder import scalars_of
 from reports import drawing
@@ -40,6 +39,13 @@ def tables(folder):
 
 def probe(folder, step, **options):
     return Probe(model_at(step), DOCUMENTS, folder, **{"page": False, **options})
+
+
+def add(folder, step, tokens=None, **options):
+    """A training that measures one step, and ends."""
+    run = probe(folder, step, **options)
+    run(step, tokens)
+    run.finish()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,7 @@ def test_figures_and_page_have_an_axis_of_steps(grown):
 
 
 def test_training_tokens_are_recorded_where_they_are_known(copy):
-    probe(copy, 120)(120, tokens=4096)
+    add(copy, 120, tokens=4096)
     told = json.loads((copy / "provenance.json").read_text())["checkpoints"]
     assert [each.get("trained_tokens") for each in told] == [None, None, None, 4096]
     with pytest.raises(InputError, match="tokens should be a whole number"):
@@ -139,50 +145,77 @@ def test_another_training_in_the_same_folder_is_noticed(copy):
 
 @pytest.mark.slow
 def test_steps_come_in_the_order_of_training_whenever_they_were_measured(copy):
-    probe(copy, 50)(50)
+    add(copy, 50)
     assert load_results(copy).study.names == ("step-0", "step-20", "step-50", "step-100")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed_after", ["some tables", "all tables"])
-def test_a_kill_between_tables_and_their_record_leaves_nothing_behind(grown, tmp_path, killed_after):
-    """As if the process had died while it added step 100: a run that goes on ends in the same bytes."""
-    folder = shutil.copytree(grown, tmp_path / "killed")
-    record = json.loads((folder / "training.json").read_text())
-    last = record["steps"].pop()
-    before = {}
-    for name in record["tables"]:
-        if (path := folder / f"{name}.csv").exists():
-            lines = path.read_bytes().splitlines(keepends=True)
-            before[path] = b"".join(line for line in lines if not line.startswith(f"step-{last['step']},".encode()))
-            record["tables"][name] = len(before[path])
-        else:  # one row group for each step
-            path, buffer = folder / f"{name}.parquet", io.BytesIO()
-            rows = pd.read_parquet(path)
-            groups = [rows[rows["model"] == f"step-{each['step']}"] for each in record["steps"]]
-            with pq.ParquetWriter(buffer, pq.read_schema(path)) as writer:
-                for group in groups:
-                    writer.write_table(pa.Table.from_pandas(group, writer.schema, preserve_index=False))
-            before[path], record["tables"][name] = buffer.getvalue(), len(groups)
-    assert len(before) >= 4
+@pytest.mark.parametrize("killed_after", ["its moments", "its record", "its rows", "some tables"])
+def test_a_kill_loses_no_measurement_and_another_run_ends_in_the_same_bytes(grown, tmp_path, killed_after):
+    """As if the process had died while or after it added step 100, and then resumed or been completed by `analyze`."""
+    folder = tmp_path / "killed"
+    for step in (0, 20):
+        add(folder, step)
+    last = probe(folder, 100)
+    last(100)
+    assert (folder / "moments/step-100.safetensors").is_file()
+    assert not (folder / "moments/step-20.safetensors").exists()  # its rows are made
+    if killed_after == "its moments":
+        record = json.loads((folder / "training.json").read_text())
+        record["steps"].pop()
+        (folder / "training.json").write_text(json.dumps(record))
+    if killed_after == "its rows":
+        kept = (grown / ".parts/step-100.lines").read_bytes()
+        (folder / ".parts/step-100.lines").write_bytes(kept[:-20])
     if killed_after == "some tables":
-        for path in (folder / "heads.csv", folder / "layer_means.parquet"):
-            path.write_bytes(before[path])
-    (folder / "training.json").write_text(json.dumps(record))
-    (folder / ".parts").mkdir()
-    (folder / ".parts/step-100.lines").write_text("half a li")
-    (folder / ".heads.csv.0a1b2c3d.tmp").write_text("half a ta")
-    probe(folder, 100)(100)
+        shutil.copy(grown / "qk.csv", folder / "qk.csv")
+        (folder / ".heads.csv.0a1b2c3d.tmp").write_text("half a ta")
+    assert main(["analyze", str(folder)]) == 0
     assert tables(folder) == tables(grown)
-    assert not (folder / ".parts").exists()
+    assert load_results(folder).study.names == ("step-0", "step-20", "step-100")
     assert not list(folder.glob(".*.tmp"))
+    assert not (folder / "moments").exists()
+    add(folder, 120)
+    assert [each["step"] for each in json.loads((folder / "training.json").read_text())["steps"]] == [0, 20, 100, 120]
 
 
 @pytest.mark.slow
-def test_a_table_that_somebody_cut_is_refused(copy):
-    (copy / "qk.csv").write_bytes((copy / "qk.csv").read_bytes()[:-100])
-    with pytest.raises(InputError, match="shorter than what was written to it"):
-        probe(copy, 120)(120)
+def test_steps_of_a_killed_training_that_are_not_recorded_are_taken_up_by_the_next(tmp_path):
+    probe(tmp_path / "out", 0)(0)
+    whole = json.loads((tmp_path / "out/training.json").read_text())
+    (tmp_path / "out/training.json").write_text(json.dumps({**whole, "steps": []}))
+    probe(tmp_path / "out", 20)(20)
+    found = json.loads((tmp_path / "out/training.json").read_text())["steps"]
+    assert [each["step"] for each in found] == [0, 20]
+    assert found[0] == whole["steps"][0]
+
+
+def test_tables_of_a_training_have_the_settings_of_its_callback(copy, capsys):
+    assert main(["analyze", str(copy), "--components", "3"]) == 2
+    assert "leave out --components" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_logging_costs_one_eigenproblem_per_head_and_replicate_and_tables_are_written_once(tmp_path, monkeypatch):
+    """Counts of work, which no machine changes: tables do not grow with the square of the steps."""
+    solved, joined = [], []
+    eigh, join = np.linalg.eigh, from_moments.join_parts
+    monkeypatch.setattr(
+        np.linalg, "eigh", lambda x, *a, **k: solved.append(x.size // x.shape[-1] ** 2) or eigh(x, *a, **k)
+    )
+    monkeypatch.setattr(from_moments, "join_parts", lambda *a: joined.append(a[1]) or join(*a))
+    run = probe(tmp_path / "out", 0)
+    run(0)
+    for step in (1, 2, 3):
+        before = sum(solved)
+        run(step)
+        assert sum(solved) - before == 8 * (1 + 8)  # heads, and each without one of the groups of documents
+    assert joined == []
+    run.finish()
+    assert len(joined) == len(set(joined))  # each table once
+    before = sum(solved)
+    run.finish()
+    assert sum(solved) == before  # nothing is left to do
 
 
 @pytest.mark.parametrize(
@@ -233,8 +266,8 @@ def test_the_results_of_a_study_are_not_added_to(finished):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ('{"schema": 2, "steps": [{"step": -1}]}', "does not list steps"),
-        ('{"schema": 1, "steps": []}', "has schema 1, this qkscope reads 2; give another folder"),
+        ('{"schema": 3, "steps": [{"step": -1}]}', "does not list steps"),
+        ('{"schema": 2, "steps": []}', "has schema 2, this qkscope reads 3; give another folder"),
         ("{", "give another folder"),
     ],
 )
@@ -260,8 +293,8 @@ def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path
 
 @pytest.mark.slow
 def test_few_expected_steps_are_written_in_detail(tmp_path):
-    probe(tmp_path / "few", 0, expected=20)(0)
-    probe(tmp_path / "many", 0, expected=21)(0)
+    add(tmp_path / "few", 0, expected=20)
+    add(tmp_path / "many", 0, expected=21)
     assert (tmp_path / "few/buckets.parquet").is_file()
     assert not (tmp_path / "many/buckets.parquet").exists()
     probe(tmp_path / "few", 20, expected=500)(20)  # as it was begun

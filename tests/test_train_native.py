@@ -111,6 +111,7 @@ def test_the_recipe_finds_what_raw_vectors_give(windows, tmp_path):
     model = Native()
     folder = TrainingFolder(tmp_path / "out")
     folder.add(0, recipe()(model, windows))
+    folder.write_tables()
     table = pd.read_csv(tmp_path / "out/qk.csv").query("pc == 0").set_index(["layer", "head"])
     assert len(table) == 2 * HEADS
     for (layer, head), row in table.iterrows():

@@ -146,6 +146,7 @@ def test_a_mixed_precision_training_is_measured_in_its_precision_and_stays_bit_i
     probe = Probe(model, documents, tmp_path / "out", **QUICK, autocast=torch.bfloat16)
     measured, _ = losses(model, every(probe, 5), steps=12, autocast=True)
     assert measured == plain
+    probe.finish()
     record = json.loads((tmp_path / "out/provenance.json").read_text())["checkpoints"][0]
     assert record["autocast"] == "bfloat16"
     assert record["dtype"] == "float32"

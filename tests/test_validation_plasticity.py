@@ -18,7 +18,7 @@ from qkscope.moments.layout import capture_layout
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.stats.jackknife import jackknife_error
 from qkscope.validation import plasticity_table
-from qkscope.validation.kept import KeptLayer
+from qkscope.validation.layout import VectorSample
 from qkscope.validation.plasticity import (
     COUNTING,
     KEY_PAIRS,
@@ -28,11 +28,15 @@ from qkscope.validation.plasticity import (
     counted_pp,
     draw_pairs,
     normal_pp,
+    published_plasticity,
+    query_buckets,
+    query_law,
+    reflected,
+    reflection,
     sampled_plasticity,
 )
 from qkscope.validation.plasticity_table import layer_sample, sampled_rows
-from qkscope.validation.published import published_plasticity, query_buckets, query_law, reflected, reflection
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.scan import KeptLayer
 from qkscope.validation.write import VectorWriter
 
 WIDTH, LENGTH, DOCUMENTS = 4, 64, 12

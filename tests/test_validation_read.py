@@ -17,10 +17,16 @@ from qkscope.lenses.position import OWN
 from qkscope.lenses.rows import table_columns
 from qkscope.run.events import Events
 from qkscope.validation import scan
-from qkscope.validation.kept import kept_layer
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors, parse_head
-from qkscope.validation.read import infer_group_size, open_vectors, pair_heads
-from qkscope.validation.tables import analyze_vectors, download_vectors, table_from_vectors
+from qkscope.validation.scan import kept_layer
+from qkscope.validation.tables import (
+    analyze_vectors,
+    download_vectors,
+    infer_group_size,
+    open_vectors,
+    pair_heads,
+    table_from_vectors,
+)
 from reference import reference_rows
 
 WIDTH = 12
@@ -212,11 +218,11 @@ def test_no_more_than_a_batch_is_held(tmp_path, row_group):
     path = put(tmp_path, "l00h00q", table_of(columns), row_group_size=row_group)
     assert pq.ParquetFile(path).num_row_groups == (240 if row_group else 1)
     size, rows, before = columns["vector"].nbytes, 0, pa.total_allocated_bytes()
-    found = scan.scan_head(HeadName(0, 0, "q"), (path,))
-    for batch in scan.vector_batches(found):
-        assert len(batch.vectors) <= scan.BATCH_ROWS
+    found = scan.scan_tokens(HeadName(0, 0, "q"), (path,))[0]
+    for _, vectors in scan.vector_batches(found):
+        assert len(vectors) <= scan.BATCH_ROWS
         assert pa.total_allocated_bytes() - before < size / 3
-        rows += len(batch.vectors)
+        rows += len(vectors)
     assert rows == found.rows == 120_000
 
 

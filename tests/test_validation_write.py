@@ -21,10 +21,15 @@ from qkscope.layers import LayerFacts
 from qkscope.lenses.position import qk_table
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.validation.layout import HeadName, VectorsError
-from qkscope.validation.read import open_vectors
-from qkscope.validation.sampling import VectorSample, log_uniform_rate, published_rate, sampled_positions
-from qkscope.validation.tables import table_from_vectors
+from qkscope.validation.layout import (
+    HeadName,
+    VectorSample,
+    VectorsError,
+    log_uniform_rate,
+    published_rate,
+    sampled_positions,
+)
+from qkscope.validation.tables import open_vectors, table_from_vectors
 from qkscope.validation.write import VectorWriter
 from reference import reference_rows
 

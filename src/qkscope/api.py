@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from qkscope.ablate.in_memory import AblationTables
+    from qkscope.ablate.study import AblationTables
     from qkscope.capture.collect import Batch
-    from qkscope.documents.windows import Window
+    from qkscope.documents.encode import Window
     from qkscope.layers import Stage
     from qkscope.moments.layout import Layout
     from qkscope.moments.moments import Moments
@@ -58,7 +58,7 @@ def capture_moments(
     """
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
-    from qkscope.documents.windows import warn_of_copies
+    from qkscope.documents.encode import warn_of_copies
     from qkscope.moments.sizes import FEW_GROUPS, default_groups
 
     require_stage(stage)
@@ -99,7 +99,7 @@ def require_stage(stage: Any) -> None:
 def _windows(model: nn.Module, windows: Any, context: Any) -> tuple[Iterable[Window], int]:
     """The windows as ids that the model has, and how many positions of them are summed."""
     from qkscope.capture.backbone import model_limits
-    from qkscope.documents.windows import read_windows
+    from qkscope.documents.encode import read_windows
 
     vocabulary, positions = model_limits(model)
     ids: Iterable[Window] = read_windows(windows, vocabulary)
@@ -169,8 +169,7 @@ def token_windows(
 
     Texts with the same first tokens give one window, with a warning: copies would make standard errors too small.
     """
-    from qkscope.documents.encode import Encoder
-    from qkscope.documents.windows import distinct_windows
+    from qkscope.documents.encode import Encoder, distinct_windows
 
     context = whole_argument("context", context, 2, LONGEST)
     if special_tokens not in ("default", "none", "bos"):
@@ -220,8 +219,7 @@ def analyze(
     """
     from qkscope.lenses.position import qk_table
     from qkscope.moments.moments import Moments
-    from qkscope.study.heads import HeadSample
-    from qkscope.study.rows import RowSettings
+    from qkscope.study.rows import HeadSample, RowSettings
 
     if not isinstance(moments, Moments | PathLike | str):
         raise InputError(f"analyze takes moments or the path of a moments file, not {type(moments).__name__}")
@@ -301,7 +299,7 @@ def ablate_heads(
     many.
     """
     from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.in_memory import ablate_windows
+    from qkscope.ablate.study import ablate_windows
     from qkscope.ablate.work import AblationSettings
 
     _refuse_single_words(edits=edits, heads=heads)

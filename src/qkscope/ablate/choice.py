@@ -78,9 +78,15 @@ def units_of(choice: HeadChoice, heads: pd.DataFrame, doses: Mapping[Head, float
 
 def resolve_heads(choice: HeadChoice, heads: pd.DataFrame) -> list[Head]:
     """The heads that are asked for, by layer and head; an unknown one is refused with what there is."""
-    named = {head for name in choice.names for head in _named(name, heads)} if choice.names else set(_listed(heads))
+    named = {head for name in choice.names or (ALL,) for head in _named(name, heads)}
     if choice.top is not None:
-        named = _top(choice.top, choice.by, heads[[head in named for head in _listed(heads)]])
+        by, rows = choice.by, heads[[head in named for head in _listed(heads)]]
+        if by not in rows.columns or not pd.api.types.is_numeric_dtype(rows[by].dtype):
+            near = get_close_matches(by, [str(name) for name in rows.columns], 3)
+            meant = f"; is it {' or '.join(near)}?" if near else ""
+            raise InputError(f"heads.csv has no numeric column {by!r}{meant}")
+        largest = rows[by].abs().dropna().sort_values(ascending=False, kind="stable").index[: choice.top]
+        named = set(_listed(rows.loc[largest]))
     if not named:
         raise InputError(f"no head is {' or '.join(choice.names)}: there is nothing to edit")
     return sorted(named)
@@ -96,8 +102,7 @@ def _named(name: str, heads: pd.DataFrame) -> list[Head]:
     everyone = _listed(heads)
     if name == ALL:
         return everyone
-    written = NAME.fullmatch(name)
-    if written:
+    if written := NAME.fullmatch(name):
         head = (int(written[1]), int(written[2]))
         if head not in everyone:
             first, last = head_name(min(everyone)), head_name(max(everyone))
@@ -109,15 +114,6 @@ def _named(name: str, heads: pd.DataFrame) -> list[Head]:
             f"{name!r} is neither a head (L5H3), nor `all`, nor a category that occurs here: {', '.join(categories)}"
         )
     return _listed(heads[heads["category"] == name])
-
-
-def _top(count: int, by: str, heads: pd.DataFrame) -> set[Head]:
-    """The heads with the largest absolute values."""
-    if by not in heads.columns or not pd.api.types.is_numeric_dtype(heads[by].dtype):
-        near = get_close_matches(by, [str(name) for name in heads.columns], 3)
-        raise InputError(f"heads.csv has no numeric column {by!r}" + (f"; is it {' or '.join(near)}?" if near else ""))
-    order = heads[by].abs().dropna().sort_values(ascending=False, kind="stable").index[:count]
-    return set(_listed(heads.loc[order]))
 
 
 def matched_controls(chosen: Sequence[Head], everyone: Sequence[Head], draws: int, seed: int) -> list[tuple[Head, ...]]:

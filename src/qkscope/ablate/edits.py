@@ -1,14 +1,19 @@
-"""What is done to a head's scores: each edit takes one thing away and leaves the rest.
+"""What is done to a head's scores, and to documents: each edit takes one thing away and leaves the rest.
 
 A head's score of key j for query i is q_i.k_j. What the head's queries and keys are on average at each position comes
 from moments of other documents than those an edit is measured on. `lenses/ablation.py` says in words what each
 edit takes away.
+
+A needle is a sentence with a random number, planted somewhere in a document and asked for at its end. The document is
+shortened so that everything together has as many tokens as before. The planted and the asking sentence have the same
+token ids, whatever the tokenizer, so that a model which finds the first can copy its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +25,8 @@ from qkscope.moments.moments import Moments
 from qkscope.moments.second_moments import Statistics
 
 Array = NDArray[np.float64]
+THINGS = ("harbour", "orchard", "library", "windmill", "lighthouse", "bakery", "station", "garden")
+LEAST_ROOM = 2  # a document has at least so many times the tokens of its needle
 
 
 @dataclass(frozen=True)
@@ -38,14 +45,7 @@ class HeadEdit:
 
 def edits_of(name: str, sums: LayerSums, tokens: int, seed: int = 0) -> dict[int, HeadEdit]:
     """The edit of that name for each head of `sums`; InputError where the sums do not carry it."""
-    require_edit(name)
-    return dict(zip(sums.heads, EDIT_MAKERS[name](sums, tokens, seed), strict=True))
-
-
-def require_edit(name: str) -> None:
-    """Refuse a name that is no edit."""
-    if name not in EDIT_MAKERS:
-        raise InputError(f"{name!r} is not an edit; the edits are {', '.join(EDIT_MAKERS)}")
+    return dict(zip(sums.heads, maker_of(name)(sums, tokens, seed), strict=True))
 
 
 # -- mean queries and keys at every position ----------------------------------------------------------------
@@ -103,10 +103,6 @@ def kernel_spreads(moments: Moments, heads: Sequence[tuple[int, int]], tokens: i
 # -- the edits: (sums of a layer, tokens, seed) -> one edit for each of sums.heads -----------------------------
 
 
-def _kernel(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
-    return [HeadEdit(by_distance=-kernel) for kernel in head_kernels(sums, tokens)]
-
-
 def _kernel_measured(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
     queries, keys = (measured_means(of, sums.edges, tokens) for of in (sums.q_buckets, sums.k_buckets))
     return [HeadEdit(mean_pair=(q, keys[which])) for q, which in zip(queries, sums.distinct_keys[1], strict=True)]
@@ -121,14 +117,6 @@ def _shuffle(sums: LayerSums, tokens: int, seed: int) -> list[HeadEdit]:
     return edits
 
 
-def _query_mean(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
-    return [HeadEdit(query_shift=mean) for mean in rotated_means(sums, tokens)[0]]
-
-
-def _key_mean(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
-    return [HeadEdit(key_shift=mean) for mean in rotated_means(sums, tokens)[1]]
-
-
 def _flatten(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
     """Along axis a, the direction of the joint drift of queries and keys with position (docs/lenses/rotation.md)."""
     share = (sums.q.n / (sums.q.n + sums.k.n))[:, None]
@@ -137,10 +125,6 @@ def _flatten(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
     with np.errstate(invalid="ignore", divide="ignore"):
         axis = drift / np.linalg.norm(drift, axis=1, keepdims=True)
     return _without_drift(sums, axis, tokens)
-
-
-def _flatten_pc0(sums: LayerSums, tokens: int, _seed: int) -> list[HeadEdit]:
-    return _without_drift(sums, sums.principal.directions[:, :, 0], tokens)
 
 
 def _without_drift(sums: LayerSums, axes: Array, tokens: int) -> list[HeadEdit]:
@@ -154,15 +138,75 @@ def _without_drift(sums: LayerSums, axes: Array, tokens: int) -> list[HeadEdit]:
     return [HeadEdit(query_shift=q, key_shift=k) for q, k in zip(*shifts, strict=True)]
 
 
-EDIT_MAKERS: Mapping[str, Callable[[LayerSums, int, int], list[HeadEdit]]] = {
-    "kernel": _kernel,
+EditMaker = Callable[[LayerSums, int, int], list[HeadEdit]]
+EDIT_MAKERS: Mapping[str, EditMaker] = {
+    "kernel": lambda sums, tokens, _: [HeadEdit(by_distance=-kernel) for kernel in head_kernels(sums, tokens)],
     "kernel_measured": _kernel_measured,
-    "key_mean": _key_mean,
-    "query_mean": _query_mean,
+    "key_mean": lambda sums, tokens, _: [HeadEdit(key_shift=mean) for mean in rotated_means(sums, tokens)[1]],
+    "query_mean": lambda sums, tokens, _: [HeadEdit(query_shift=mean) for mean in rotated_means(sums, tokens)[0]],
     "flatten": _flatten,
-    "flatten_pc0": _flatten_pc0,
+    "flatten_pc0": lambda sums, tokens, _: _without_drift(sums, sums.principal.directions[:, :, 0], tokens),
     "shuffle": _shuffle,
-    "zero": lambda sums, _tokens, _seed: [HeadEdit(zero_output=True)] * len(sums.heads),
-    "nothing": lambda sums, _tokens, _seed: [HeadEdit()] * len(sums.heads),
+    "zero": lambda sums, _tokens, _: [HeadEdit(zero_output=True)] * len(sums.heads),
+    "nothing": lambda sums, _tokens, _: [HeadEdit()] * len(sums.heads),
 }
 WITHOUT_MOMENTS = ("zero", "nothing")  # the edits that are made of no sums
+
+
+def maker_of(name: str) -> EditMaker:
+    """What makes the edit of that name."""
+    if name not in EDIT_MAKERS:
+        raise InputError(f"{name!r} is not an edit; the edits are {', '.join(EDIT_MAKERS)}")
+    return EDIT_MAKERS[name]
+
+
+# -- a needle in a document ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Needle:
+    """The sentence that is planted, as token ids: statement, answer, end."""
+
+    gap: tuple[int, ...]  # between the document and a sentence
+    statement: tuple[int, ...]
+    answer: tuple[int, ...]
+    end: tuple[int, ...]
+
+    @property
+    def planted(self) -> tuple[int, ...]:
+        """What goes into the document."""
+        return (*self.gap, *self.statement, *self.answer, *self.end, *self.gap)
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """What comes after the document, with the answer."""
+        return (*self.gap, *self.statement, *self.answer)
+
+    def require_room(self, tokens: int) -> None:
+        """Refuse documents of so many tokens that they are too short for both sentences."""
+        needed = len(self.planted) + len(self.asked)
+        if tokens < LEAST_ROOM * needed:
+            raise InputError(
+                f"a needle and its question take {needed} tokens of this tokenizer, so documents need at least "
+                f"{LEAST_ROOM * needed}, not {tokens}; give more tokens, or leave the needle out"
+            )
+
+
+def needle_of(tokenizer: Any, document: int, seed: int) -> Needle:
+    """The needle of a document: the same for every edit, head and depth."""
+    rng = np.random.default_rng([seed, document])
+    thing, number = THINGS[int(rng.integers(len(THINGS)))], int(rng.integers(10_000, 100_000))
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(int(each) for each in tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return Needle(ids("\n\n"), ids(f"The secret number of the {thing} is"), ids(f" {number}"), ids("."))
+
+
+def plant(ids: NDArray[np.int64], needle: Needle, depth: float) -> NDArray[np.int64]:
+    """A document (tokens,) with the needle at a depth (0: after the first token; 1: at its end) and the question."""
+    needle.require_room(len(ids))
+    room = len(ids) - len(needle.planted) - len(needle.asked)
+    place = max(1, round(depth * room))
+    parts = [ids[:place], needle.planted, ids[place:room], needle.asked]
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])

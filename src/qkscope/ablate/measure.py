@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.ablate.choice import Head, Unit
-from qkscope.ablate.edits import HeadEdit, edits_of
-from qkscope.ablate.needle import needle_of, plant
+from qkscope.ablate.edits import HeadEdit, edits_of, needle_of, plant
 from qkscope.ablate.work import AblationSettings, heads_of
 from qkscope.errors import InputError
 from qkscope.lenses.sums import LayerSums, layer_sums
@@ -46,15 +45,15 @@ class EditSource:
 
     def __init__(self, moments: Moments, tokens: int, seed: int) -> None:
         self._moments, self._tokens, self._seed = moments, tokens, seed
-        self._heads: dict[int, tuple[int, ...]] = {}  # by layer, of which edits are made together
+        self._heads: dict[int, list[int]] = {}  # by layer, of which edits are made together
         self._most_layers = 1
         self._edits: dict[tuple[str, int, int], dict[int, HeadEdit]] = {}  # (edit, layer, group): head
 
     def need(self, units: Sequence[Unit]) -> None:
         """Edits of these units will be asked for: those of one layer are made together."""
-        heads: dict[int, tuple[int, ...]] = {}
+        heads: dict[int, list[int]] = {}
         for layer, head in heads_of(units):
-            heads[layer] = (*heads.get(layer, ()), head)
+            heads.setdefault(layer, []).append(head)
         if heads != self._heads:
             self._heads, self._edits = heads, {}
             # Edits of long documents are large: only as many layers are kept as one unit needs at once.
@@ -64,16 +63,13 @@ class EditSource:
         """By layer and head, for a document of this group."""
         by_layer: dict[int, dict[int, HeadEdit]] = {}
         for layer, head in heads:
-            by_layer.setdefault(layer, {})[head] = self._of_layer(name, layer, group)[head]
+            key = (name, layer, group)
+            if key not in self._edits:
+                while len(self._edits) >= self._most_layers:
+                    del self._edits[next(iter(self._edits))]
+                self._edits[key] = edits_of(name, self._sums_without(layer, group), self._tokens, self._seed)
+            by_layer.setdefault(layer, {})[head] = self._edits[key][head]
         return by_layer
-
-    def _of_layer(self, name: str, layer: int, group: int) -> dict[int, HeadEdit]:
-        key = (name, layer, group)
-        if key not in self._edits:
-            while len(self._edits) >= self._most_layers:
-                del self._edits[next(iter(self._edits))]
-            self._edits[key] = edits_of(name, self._sums_without(layer, group), self._tokens, self._seed)
-        return self._edits[key]
 
     def _sums_without(self, layer: int, group: int) -> LayerSums:
         whole = layer_sums(self._moments, layer, self._heads[layer])
@@ -99,49 +95,46 @@ class Measurer:
         """What the edit does to a document, unit by unit."""
         self._require_editable(text.ids, units)
         self._source.need(units)
-        rows = []
-        for variant in (text, *self._with_needles(text)):
-            self._begin(variant, units)
-            for unit in units:
-                rows += [[unit.name, *outcome] for outcome in self._outcomes(variant, edit, unit)]
-        return rows
-
-    def _with_needles(self, text: AblatedText) -> Iterator[AblatedText]:
+        texts = [text]
         for depth in self._settings.needle:
             needle = needle_of(self._tokenizer, text.document, self._settings.seed)
-            yield AblatedText(text.document, text.group, plant(text.ids, needle, depth), depth, len(needle.answer))
+            planted = plant(text.ids, needle, depth)
+            texts.append(AblatedText(text.document, text.group, planted, depth, len(needle.answer)))
+        rows = []
+        for variant in texts:
+            watched = self._settings.attention and variant.depth is None
+            self._begin(variant, tuple(heads_of(units)) if watched else ())
+            for unit in units:
+                outcomes = self._outcomes(variant, edit, unit.heads, unit.heads if watched else ())
+                rows += [[unit.name, *outcome] for outcome in outcomes]
+        return rows
 
-    def _begin(self, text: AblatedText, units: Sequence[Unit]) -> None:
+    def _begin(self, text: AblatedText, watched: tuple[Head, ...]) -> None:
         """The pass without edits, unless it was the last that was made."""
-        watched = tuple(heads_of(units)) if self._settings.attention and text.depth is None else ()
         if self._begun != (text.document, text.depth, watched):
             self._begun = None
             self._before = self._model.begin(text.ids, watched)
             self._attention_before = dict(self._model.attention)
             self._begun = (text.document, text.depth, watched)
 
-    def _outcomes(self, text: AblatedText, edit: str, unit: Unit) -> Iterator[Outcome]:
-        watched = unit.heads if self._settings.attention and text.depth is None else ()
-        after = self._model.edited(self._source.edits(edit, unit.heads, text.group), watched)
+    def _outcomes(
+        self, text: AblatedText, edit: str, heads: Sequence[Head], watched: Sequence[Head]
+    ) -> Iterator[Outcome]:
+        after = self._model.edited(self._source.edits(edit, heads, text.group), watched)
         if text.depth is not None:
             yield needle_outcome(self._before, after, text.depth, text.answer)
             return
         yield from loss_outcomes(self._before, after, repeats(text.ids, self._settings.run), self._settings.parts)
-        if watched:
-            yield from self._attention_outcomes(watched)
-
-    def _attention_outcomes(self, heads: Sequence[Head]) -> Iterator[Outcome]:
-        """Means over the unit's heads."""
-        for name in ("entropy", "distance"):
-            before = float(np.mean([getattr(self._attention_before[head], name) for head in heads]))
-            after = float(np.mean([getattr(self._model.attention[head], name) for head in heads]))
-            yield f"attention {name}", before, after - before
+        for name in ("entropy", "distance") if watched else ():  # means over the heads
+            before = float(np.mean([getattr(self._attention_before[head], name) for head in watched]))
+            now = float(np.mean([getattr(self._model.attention[head], name) for head in watched]))
+            yield f"attention {name}", before, now - before
 
     def _require_editable(self, ids: NDArray[np.int64], units: Sequence[Unit]) -> None:
         """Refuse layers whose kernel does more than scale, mask and softmax; the first document shows all of them."""
         if self._refused is None:
             self._refused = self._model.check(ids)
-        for layer in sorted({layer for layer, _ in heads_of(units)}):
+        for layer, _ in heads_of(units):
             if layer in self._refused:
                 raise InputError(self._refused[layer])
 

@@ -1,4 +1,7 @@
-"""From a study file to `ablation.csv`, on any engine. All ablations of a results folder share its tables."""
+"""From a study file to `ablation.csv`, on any engine, or from a model in memory to tables; see `ablate_windows`.
+
+All ablations of a results folder share its tables.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
+from qkscope.ablate.choice import units_of
 from qkscope.ablate.edits import kernel_spreads
 from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.tables import (
@@ -25,6 +29,7 @@ from qkscope.ablate.tables import (
     groups_table,
     heads_table,
     join_ablations,
+    outcome_records,
     unit_doses,
 )
 from qkscope.ablate.work import (
@@ -32,20 +37,21 @@ from qkscope.ablate.work import (
     AblationShard,
     CheckpointAblation,
     heads_of,
-    known_heads,
     plan_ablation,
 )
-from qkscope.documents.tokens import group_of
 from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.lenses.ablation import COURSE_FILE, COURSE_KEY, EDITS, GROUPS_FILE, GROUPS_KEY
 from qkscope.lenses.ablation import FILE as HEADS
+from qkscope.lenses.registry import registered
+from qkscope.lenses.views import build_tables
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
 from qkscope.results.environment import environment
 from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, moments_path, results_file
 from qkscope.results.lock import lock_folder
+from qkscope.results.read import load_results
 from qkscope.results.remove import remove_head_table, remove_other_ablations
 from qkscope.run.engines import find_engine
 from qkscope.run.engines.base import Advanced, Finished, Job, Noted, Report, Task
@@ -59,6 +65,7 @@ from qkscope.text import counted
 
 MAX_RECORD = 64 * 2**20  # bytes of ablation.json
 LINE_SECONDS = 10.0  # between two lines about progress
+MODEL = "model"  # the name of a model in memory in the tables' first column
 SETTINGS = TypeAdapter(AblationSettings)
 
 
@@ -89,8 +96,8 @@ def prepare_ablation(
     options: AblationOptions = AblationOptions(),  # noqa: B008 - frozen
 ) -> list[CheckpointAblation]:
     """The work at each checkpoint; nothing is loaded yet."""
-    folder, plan = _planned(study, out, events or Events(), options)
-    return plan_ablation(plan, folder, settings, known_heads(folder, ablated=not options.replace))
+    folder, plan, heads = _planned(study, out, events or Events(), options)
+    return plan_ablation(plan, folder, settings, heads)
 
 
 def ablate_study(
@@ -106,15 +113,17 @@ def ablate_study(
     What earlier ablations of the folder measured stays in the tables, unless `options.replace`.
     """
     events = events or Events()
-    folder, plan = _planned(study, out, events, options)
-    heads = known_heads(folder, ablated=not options.replace)
+    folder, plan, heads = _planned(study, out, events, options)
     request = Request(settings, command, plan_ablation(plan, folder, settings, heads))
     with lock_folder(folder):
         _run(request.ablations, folder, events, options)
         earlier = [] if options.replace else _earlier(plan, folder, settings, heads, events)
         _write([*earlier, request], plan, folder)
-        if options.replace:
-            _forget_others(request.ablations, plan, folder)
+        if options.replace:  # until somebody asks for that, another ablation that was stopped can be resumed
+            for name in (each.checkpoint.name for each in plan.checkpoints):
+                here = [each for each in request.ablations if each.name == name]
+                keys = {each.fingerprint(shard) for each in here for shard in each.shards}
+                remove_other_ablations(folder, name, keys)
     for name in (ABLATION_CSV, ABLATION_JSON):
         events.wrote(str(results_file(folder, name)))
     return folder
@@ -122,13 +131,16 @@ def ablate_study(
 
 def _planned(
     study: StudyFile | Path | str, out: Path | str | None, events: Events, options: AblationOptions
-) -> tuple[Path, Plan]:
+) -> tuple[Path, Plan, pd.DataFrame]:
+    """The results folder, its plan, and the columns of heads.csv from which a request chooses."""
     find_engine(options.engine)  # refuses an unknown one before anything is read
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
     here = options.engine == "local"
     plan = make_plan(file, events, here=here, trust_remote_code=options.trust_remote_code, results=folder)
-    return folder, with_tokens_kept(plan, folder)
+    plan = with_tokens_kept(plan, folder)
+    lenses = [lens for lens in registered() if not options.replace or lens.name != "ablation"]
+    return folder, plan, build_tables(load_results(folder), lenses).own.heads
 
 
 # -- running -----------------------------------------------------------------------------------------------
@@ -244,7 +256,7 @@ def _text(ablation: CheckpointAblation, shard: AblationShard) -> AblatedText:
     plan, (document,) = ablation.plan, shard.documents
     (window,) = plan.corpus.windows(plan.tokenizer, plan.context, [document])
     ids = np.asarray(window.ids[: ablation.tokens], dtype=np.int64)
-    return AblatedText(document, group_of(document, plan.layout.groups), ids)
+    return AblatedText(document, document % plan.layout.groups, ids)
 
 
 # -- earlier ablations -------------------------------------------------------------------------------------
@@ -306,13 +318,6 @@ def _write(requests: Sequence[Request], plan: Plan, folder: Path) -> None:
     write_text(results_file(folder, ABLATION_JSON), json.dumps(_record(requests), indent=1) + "\n")
 
 
-def _forget_others(ablations: Sequence[CheckpointAblation], plan: Plan, folder: Path) -> None:
-    """Remove outcomes of all other ablations; until somebody asks for that, one that was stopped can be resumed."""
-    for name in (each.checkpoint.name for each in plan.checkpoints):
-        keys = {each.fingerprint(shard) for each in ablations if each.name == name for shard in each.shards}
-        remove_other_ablations(folder, name, keys)
-
-
 def _spreads(
     requests: Sequence[Request], folder: Path
 ) -> tuple[dict[tuple[str, int, int], float], dict[tuple[str, str], float]]:
@@ -351,3 +356,50 @@ def _record(requests: Sequence[Request]) -> dict[str, Any]:
         "edits": {name: f"takes away {EDITS[name]}" for name in edits},
         "environment": environment(),
     }
+
+
+# -- in a notebook: a model in memory, nothing on disk ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AblationTables:
+    """What an ablation of a model in memory measured."""
+
+    table: pd.DataFrame  # as `ablation.csv`: means over documents with errors
+    controls: pd.DataFrame  # as `ablation_groups.csv`; empty unless heads were edited together
+    documents: pd.DataFrame  # a row per document, edit, unit and outcome
+
+
+def ablate_windows(
+    model: Any,
+    windows: Sequence[Any],
+    moments: Moments,
+    heads: pd.DataFrame,
+    settings: AblationSettings,
+    tokenizer: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> AblationTables:
+    """Measure every window (tokens,); `heads` has a row per head with its numbers, from which the settings choose.
+
+    `progress` gets how many passes over a window under an edit are done, and of how many.
+    """
+    from qkscope.ablate.passes import EditableModel
+
+    everyone = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
+    together = settings.heads.together
+    spreads = kernel_spreads(moments, everyone, moments.layout.context) if together else {}
+    units = units_of(settings.heads, heads, spreads)
+    source = EditSource(moments, moments.layout.context, settings.seed)
+    records: list[dict[str, Any]] = []
+    with EditableModel(model) as editable:
+        measurer = Measurer(editable, source, settings, tokenizer)
+        for document, window in enumerate(windows):
+            text = AblatedText(document, document % moments.layout.groups, np.asarray(window, dtype=np.int64))
+            for number, edit in enumerate(settings.edits, start=1):
+                rows = measurer.measure(text, edit, units)
+                records += outcome_records(MODEL, document, edit, units, rows)
+                if progress is not None:
+                    progress(document * len(settings.edits) + number, len(windows) * len(settings.edits))
+    documents = pd.DataFrame(records)
+    doses = {(MODEL, name): dose for name, dose in unit_doses(units, spreads).items()}
+    return AblationTables(ablation_table(documents), groups_table(documents, doses), documents)

@@ -18,19 +18,14 @@ from typing import Any, ClassVar
 import pandas as pd
 from pydantic import ConfigDict
 
-from qkscope.ablate.choice import Head, HeadChoice, Unit, units_of
-from qkscope.ablate.edits import WITHOUT_MOMENTS, kernel_spreads, require_edit
-from qkscope.ablate.needle import needle_of
-from qkscope.documents.tokens import group_of
+from qkscope.ablate.choice import HeadChoice, Unit, units_of
+from qkscope.ablate.edits import WITHOUT_MOMENTS, kernel_spreads, maker_of, needle_of
 from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
-from qkscope.lenses.registry import registered
-from qkscope.lenses.views import build_tables
 from qkscope.moments.moments import Moments
 from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import ablation_path, moments_path
-from qkscope.results.read import load_results
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.plan import Plan
 from qkscope.text import counted
@@ -60,7 +55,7 @@ class AblationSettings:
 
     def __post_init__(self) -> None:
         for edit in self.edits:
-            require_edit(edit)
+            maker_of(edit)  # refuses an unknown one
         if not self.edits:
             raise InputError("an ablation needs at least one edit")
         if self.documents < 1:
@@ -68,12 +63,6 @@ class AblationSettings:
         for depth in self.needle:
             if not 0 <= depth <= 1:
                 raise InputError(f"a needle's depth is from 0 (the document's start) to 1 (its end), not {depth:g}")
-
-    @property
-    def measured(self) -> dict[str, Any]:
-        """What the outcomes of one document under one edit depend on, other than the edit."""
-        names = ("run", "parts", "seed", "needle", "attention")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,7 @@ class CheckpointAblation:
     def shards(self) -> tuple[AblationShard, ...]:
         """All of it, in order: documents of one group follow each other, because their edits are the same."""
         groups = self.plan.layout.groups
-        order = sorted(self.documents, key=lambda document: (group_of(document, groups), document))
+        order = sorted(self.documents, key=lambda document: (document % groups, document))
         blocks = [self.units[start : start + UNITS] for start in range(0, len(self.units), UNITS)]
         pieces = [(d, edit, block) for d in order for edit in self.settings.edits for block in blocks]
         return tuple(AblationShard(number, (d,), edit, block) for number, (d, edit, block) in enumerate(pieces))
@@ -130,11 +119,12 @@ class CheckpointAblation:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
+        measured = ("run", "parts", "seed", "needle", "attention")
         return {
             "schema": SCHEMA,
             "moments": self.plan.fingerprint(),
             "tokens": self.tokens,
-            "settings": self.settings.measured,
+            "settings": {name: getattr(self.settings, name) for name in measured},
             "versions": numeric_versions(),
         }
 
@@ -152,25 +142,25 @@ class CheckpointAblation:
             stored = parse_json(read_bytes(ablation_path(folder, self.name, self.fingerprint(shard)), MAX_OUTCOMES))
         except (Missing, Unreadable):
             return None
-        rows = stored.get("rows")
-        names = {unit.name for unit in shard.units}
-        return rows if isinstance(rows, list) and rows and all(_is_outcome(row, names) for row in rows) else None
+        rows, names = stored.get("rows"), {unit.name for unit in shard.units}
+        sound = (
+            isinstance(rows, list)
+            and rows
+            and all(
+                isinstance(row, list)
+                and len(row) == 4
+                and row[0] in names
+                and isinstance(row[1], str)
+                and is_finite(row[2])
+                and is_finite(row[3])
+                for row in rows
+            )
+        )
+        return rows if sound else None
 
     def missing_shards(self, folder: Path) -> list[AblationShard]:
         """The shards whose outcomes are not on disk yet."""
         return [shard for shard in self.shards if self.read_outcomes(folder, shard) is None]
-
-
-def _is_outcome(row: Any, units: set[str]) -> bool:
-    if not isinstance(row, list) or len(row) != 4 or row[0] not in units or not isinstance(row[1], str):
-        return False
-    return is_finite(row[2]) and is_finite(row[3])
-
-
-def known_heads(folder: Path, *, ablated: bool = True) -> pd.DataFrame:
-    """The columns of heads.csv, from which a request chooses; without those of earlier ablations, if asked."""
-    lenses = [lens for lens in registered() if ablated or lens.name != "ablation"]
-    return build_tables(load_results(folder), lenses).own.heads
 
 
 def plan_ablation(
@@ -190,18 +180,15 @@ def plan_ablation(
             if rows.empty or not moments_path(folder, name).is_file():
                 raise InputError(f"it has no moments and tables in {folder} yet; `qkscope run` makes them")
             tokens = min(settings.tokens or each.context, each.context)
-            doses = _doses(folder, name, rows, tokens) if settings.heads.match_dose else None
+            doses = None
+            if settings.heads.match_dose:  # how much the edit `kernel` removes from each head
+                everyone = list(zip(rows["layer"].astype(int), rows["head"].astype(int), strict=True))
+                doses = kernel_spreads(Moments.load(moments_path(folder, name)), everyone, tokens)
             units = tuple(units_of(settings.heads, rows, doses))
             ablation = CheckpointAblation(each, units, spread_documents(each, settings.documents), tokens, settings)
             _require_possible(ablation)
             ablations.append(ablation)
     return ablations
-
-
-def _doses(folder: Path, name: str, rows: pd.DataFrame, tokens: int) -> dict[Head, float]:
-    """How much the edit `kernel` removes from each head of a checkpoint."""
-    heads = [(int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True)]
-    return kernel_spreads(Moments.load(moments_path(folder, name)), heads, tokens)
 
 
 def _require_possible(ablation: CheckpointAblation) -> None:
@@ -229,7 +216,7 @@ def spread_documents(plan: CheckpointPlan, count: int) -> tuple[int, ...]:
     numbers: dict[int, int] = {}  # by group, of its documents so far
     rounds = []
     for document in plan.documents:
-        group = group_of(document, plan.layout.groups)
+        group = document % plan.layout.groups
         numbers[group] = numbers.get(group, 0) + 1
         rounds.append((numbers[group], group, document))
     return tuple(sorted(document for _, _, document in sorted(rounds)[:count]))

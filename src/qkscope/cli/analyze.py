@@ -15,6 +15,7 @@ from qkscope.text import aligned
 
 if TYPE_CHECKING:
     from qkscope.lenses.rope.extrapolate import CheckpointPrediction
+    from qkscope.train.folder import TrainingFolder
 
 
 def analyze_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +67,7 @@ def analyze(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
     from qkscope.tables.from_moments import analyze_files, analyze_folder
+    from qkscope.train.folder import TrainingFolder
     from qkscope.validation.plasticity_table import require_vectors, write_plasticity_pairs
     from qkscope.validation.tables import analyze_vectors
 
@@ -78,6 +80,9 @@ def analyze(options: argparse.Namespace) -> int:
     pairs = options.plasticity_pairs
     if pairs:
         require_vectors(inputs[0])
+    if one_folder and (training := TrainingFolder.reopened(inputs[0])) is not None:
+        _complete(training, options)
+        return 0
     with progress(verbose=options.verbose) as events:
         if options.vectors:
             sizes = {"window": options.window, "group_size": options.group_size, "n_layers": options.n_layers}
@@ -115,6 +120,18 @@ def _refuse_conflicts(options: argparse.Namespace, one_folder: bool) -> None:
     for message, applies in conflicts.items():
         if applies:
             raise InputError(message)
+
+
+def _complete(training: TrainingFolder, options: argparse.Namespace) -> None:
+    """The tables of a training run's folder, which has no study file; of one that goes on, as it is now."""
+    changes = ("out", "components", "common_window", "skip_positions", "detail", "kind", "plasticity_pairs")
+    if stated := [name for name in changes if getattr(options, name) is not None]:
+        raise InputError(
+            f"{training.path} is of a training run, whose tables have the settings of its callback; leave out "
+            f"--{stated[0].replace('_', '-')}"
+        )
+    training.write_tables()
+    print(f"results: {training.path}/")
 
 
 def predict_options(parser: argparse.ArgumentParser) -> None:

@@ -99,7 +99,7 @@ def tell_left_out(folder: Path) -> None:
 def chosen_capture(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
     from qkscope.run.options import CaptureOptions, Placement
-    from qkscope.validation.sampling import VectorSample
+    from qkscope.validation.layout import VectorSample
 
     sample = None
     if options.vectors is not None:

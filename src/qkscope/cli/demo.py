@@ -39,7 +39,7 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.run.execute import run_study
     from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress, step_progress
-    from qkscope.validation.sampling import VectorSample
+    from qkscope.validation.layout import VectorSample
 
     quiet_libraries()
     folder = Path(options.out)

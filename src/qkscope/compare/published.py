@@ -33,9 +33,8 @@ from qkscope.lenses.views import build_tables
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
 from qkscope.results.read import ResultsFolder, read_study_table
 from qkscope.results.schema import depth_of_layers
-from qkscope.study.heads import HeadSample, choose_heads
-from qkscope.validation.plasticity import PUBLISHED
-from qkscope.validation.published import BUCKETS, MISSING
+from qkscope.study.rows import HeadSample, choose_heads
+from qkscope.validation.plasticity import BUCKETS, MISSING, PUBLISHED
 
 _SPREAD = ("alpha_q", "r_q_a")  # the queries' spread along the axis follows from these
 _PLACES = f"{SAMPLED}.places"  # query buckets that the sampled vectors fill

@@ -55,13 +55,6 @@ class SourceFile:
             raise DocumentError(f"{name!r}: the name of this file is not valid text; rename it")
         return cls(name, state.st_size, state.st_mtime_ns)
 
-    def is_unchanged(self, folder: Path) -> bool:
-        """Whether the file is there with the same size and time."""
-        try:
-            return SourceFile.of(folder / self.name, folder) == self
-        except DocumentError:
-            return False
-
 
 @dataclass(frozen=True)
 class Document:
@@ -79,16 +72,7 @@ class Document:
 
 def read_documents(settings: Documents, folder: Path) -> Iterator[Document]:
     """The study's documents in order, at most `limit` of them."""
-    documents = _from_files(settings, folder) if settings.files is not None else _from_dataset(settings, folder)
-    return islice(documents, settings.limit)
-
-
-def describe_source(settings: Documents) -> str:
-    """The source as a person would name it."""
-    if settings.dataset is not None:
-        parts = [part for part in (settings.subset, settings.split, settings.revision) if part]
-        return f"{settings.dataset} ({', '.join(parts)})"
-    return ", ".join([settings.files] if isinstance(settings.files, str) else settings.files or [])
+    return islice((_from_files if settings.files is not None else _from_dataset)(settings, folder), settings.limit)
 
 
 def matching_files(settings: Documents, folder: Path) -> list[Path]:
@@ -101,22 +85,26 @@ def _matching(pattern: str, folder: Path) -> list[Path]:
     """Files of one glob; hidden ones only where the pattern itself names them by a dot, as shells do."""
     try:
         absolute = Path(pattern).expanduser()
-        base, relative = (
-            (Path(absolute.anchor), str(absolute.relative_to(absolute.anchor)))
-            if absolute.is_absolute()
-            else (folder, pattern)
-        )
+        base, relative = folder, pattern
+        if absolute.is_absolute():
+            base, relative = Path(absolute.anchor), str(absolute.relative_to(absolute.anchor))
         named = [part for part in Path(relative).parts if part.startswith(".")]
-        paths = [path for path in base.glob(relative) if not _hidden(path.relative_to(base), named)]
-        matched = [path for path in paths if path.is_file()]
+        paths = [
+            path
+            for path in base.glob(relative)
+            if all(
+                not part.startswith(".") or part == ".." or any(fnmatchcase(part, each) for each in named)
+                for part in path.relative_to(base).parts
+            )
+        ]
         if not paths and (base / relative).is_symlink():  # a glob without a wildcard does not find a broken link
             paths = [base / relative]
+        matched = [path for path in paths if path.is_file()]
     except (ValueError, NotImplementedError, RuntimeError, IndexError, OSError) as error:
         raise DocumentError(f"documents.files: {pattern!r} is not a glob ({error})") from None
-    if not matched and paths:
-        raise DocumentError(f"documents.files: {_not_a_file(pattern, min(paths))}")
     if not matched:
-        raise DocumentError(f"documents.files: nothing matches {pattern!r} in {base}")
+        reason = _not_a_file(pattern, min(paths)) if paths else f"nothing matches {pattern!r} in {base}"
+        raise DocumentError(f"documents.files: {reason}")
     return matched
 
 
@@ -136,50 +124,34 @@ def _not_a_file(pattern: str, path: Path) -> str:
     return f"{subject} is {kind}; documents are plain files"
 
 
-def _hidden(path: Path, named: list[str]) -> bool:
-    """Whether a part of the path starts with a dot that no part of the pattern stands for."""
-    dotted = [part for part in path.parts if part.startswith(".") and part != ".."]
-    return not all(any(fnmatchcase(part, each) for each in named) for part in dotted)
-
-
 def _from_files(settings: Documents, folder: Path) -> Iterator[Document]:
+    """The texts of the files, each named by its place there: `speech.jsonl:3` for the third line."""
     for path in matching_files(settings, folder):
-        file = SourceFile.of(path, folder)
-        for place, text in _texts_in(path, settings.text):
-            yield Document(f"{file.name}{place}", text, file)
+        file, kind = SourceFile.of(path, folder), path.suffix.lower()
+        read = _json_lines if kind in JSON_LINES else _parquet_rows if kind in PARQUET else _plain_text
+        try:
+            for place, text in read(path, settings.text):
+                yield Document(f"{file.name}{place}", text, file)
+        except UnicodeDecodeError as error:
+            raise DocumentError(
+                f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow "
+                "documents.files"
+            ) from None
+        except OSError as error:
+            raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def _texts_in(path: Path, column: str) -> Iterator[tuple[str, str]]:
-    """The texts of a file, each with its place there as names have it: `:3` for the third line."""
-    kind = path.suffix.lower()
-    try:
-        if kind in JSON_LINES:
-            yield from _json_lines(path, column)
-        elif kind in PARQUET:
-            yield from _parquet_rows(path, column)
-        else:
-            yield "", _plain_text(path)
-    except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it, or narrow documents.files"
-        ) from None
-    except OSError as error:
-        raise DocumentError(f"{path} cannot be read ({error.strerror})") from None
-
-
-def _plain_text(path: Path) -> str:
+def _plain_text(path: Path, _column: str) -> Iterator[tuple[str, str]]:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_DOCUMENT:
             raise DocumentError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB; is it one document?")
-        return _beginning(file.read(MAX_TEXT + 1)).replace("\r\n", "\n").replace("\r", "\n")
+        yield "", _beginning(file.read(MAX_TEXT + 1)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _beginning(contents: bytes) -> str:
     """The first MAX_TEXT bytes as text, without a last character that is cut in two."""
-    if len(contents) <= MAX_TEXT:
-        return contents.decode("utf-8")
-    end = MAX_TEXT
-    while contents[end] & 0xC0 == 0x80 and end > MAX_TEXT - 4:  # a byte within a character
+    end = min(len(contents), MAX_TEXT)
+    while end < len(contents) and contents[end] & 0xC0 == 0x80 and end > MAX_TEXT - 4:  # a byte within a character
         end -= 1
     return contents[:end].decode("utf-8")
 
@@ -213,7 +185,12 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[str, str]]:
         # One row at a time: a dictionary can repeat one long text in every row of a small file.
         batches = table.iter_batches(batch_size=1, columns=[column], use_threads=False)
         for row, batch in enumerate(batches):
-            yield f":{row}", _cell_text(batch.column(0)[0], f"{path}, row {row}", column)
+            cell = batch.column(0)[0]
+            cell = cell.value if isinstance(cell, pyarrow.DictionaryScalar) else cell
+            if not cell.is_valid:
+                raise DocumentError(f"{path}, row {row}: column {column!r} holds NoneType, not text")
+            # Of a long text, no more than its beginning leaves Arrow's memory.
+            yield f":{row}", _beginning(cell.as_buffer()[: MAX_TEXT + 1].to_pybytes())
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DocumentError(f"{path}: not a readable parquet file ({str(error)[:SHOWN]})") from None
 
@@ -235,16 +212,6 @@ def _require_text(table: Any, path: Path, column: str) -> None:
                 f"{path}, row group {group}: {compressed:,} bytes of column {column!r} decompress to {size:,}; "
                 "documents do not compress so far, and they might not fit in memory"
             )
-
-
-def _cell_text(cell: Any, where: str, column: str) -> str:
-    """A row's text; of a long one, no more than its beginning leaves Arrow's memory."""
-    import pyarrow
-
-    cell = cell.value if isinstance(cell, pyarrow.DictionaryScalar) else cell
-    if not cell.is_valid:
-        return _text_of(None, where, column)
-    return _beginning(cell.as_buffer()[: MAX_TEXT + 1].to_pybytes())
 
 
 def _from_dataset(settings: Documents, folder: Path) -> Iterator[Document]:

@@ -15,11 +15,11 @@ import struct
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Self
+from typing import IO, Annotated
 
 import numpy as np
 import pydantic.dataclasses
@@ -39,6 +39,33 @@ LARGEST, LARGEST_INDEX = 2**44, 2**30  # bytes, far above any corpus: a document
 
 Hash = Annotated[str, Field(pattern="[0-9a-f]{64}", max_length=64)]
 StoredCount = Annotated[int, Field(ge=0, le=2**40)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TokenizedDocument:
+    """A document as it was when it was tokenized."""
+
+    name: Annotated[str, Field(max_length=4096)]
+    digest: Hash  # of the text, all of it
+    tokens: StoredCount  # all there are, or as many as were looked for
+    prefixes: dict[StoredCount, Hash]  # digest of the first ids, for each context of the study that the document fills
+    file: StoredCount | None = None  # which of the corpus's files it is from; None: a row of a dataset
+    start: StoredCount | None = None  # tokens of its first characters, see `TokenIndex`; None where it has fewer
+    exact: bool = True  # whether its ids are certain to be those of the whole text, see `encode`
+
+
+class TokenIndex(BaseModel):
+    """What a corpus knows of its documents: all but their ids."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    documents: tuple[TokenizedDocument, ...]
+    files: tuple[SourceFile, ...]  # that the documents are from
+    looked_for: StoredCount  # tokens: a document that has so many may have more
+    key: str = ""  # by which it is stored
+    begun: int = 0  # when the documents began to be read, in nanoseconds
+    characters: StoredCount | None = None  # that `start` is about
+    format: int = FORMAT
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +92,7 @@ class KeptTokens:
         return ids.astype(np.int64)
 
 
-class TokenWriter:
+class TokenWriter(AbstractContextManager["TokenWriter"]):
     """Writes ids document by document to a temporary file.
 
     The file is removed once nothing refers to its `KeptTokens`, at the latest when the process ends, and at once if the
@@ -75,40 +102,44 @@ class TokenWriter:
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._starts = [0]
-
-    def __enter__(self) -> Self:
-        with self._giving_up():
-            self._file = tempfile.NamedTemporaryFile(prefix="qkscope-", suffix=".tokens", delete=False)
-        return self
+        try:
+            self._file = tempfile.NamedTemporaryFile(prefix="qkscope-", suffix=".tokens", delete=False)  # noqa: SIM115
+        except OSError as error:
+            self._give_up(error)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._remove()
+            self._give_up()
 
     def append(self, ids: Sequence[int]) -> None:
         """The next document."""
         self._starts.append(self._starts[-1] + len(ids))
-        with self._giving_up():
+        try:
             if self._file is not None:
                 self._file.write(np.asarray(ids, dtype=ID).tobytes())
+        except OSError as error:
+            self._give_up(error)
 
     def finish(self) -> KeptTokens | None:
         """What was written; None if it could not be."""
-        with self._giving_up():
+        try:
             if self._file is not None:
                 self._file.close()
+        except OSError as error:
+            self._give_up(error)
         if self._file is None:
             return None
         kept = KeptTokens(Path(self._file.name), np.asarray(self._starts, dtype=np.int64))
         weakref.finalize(kept, _remove, kept.path, os.getpid())
         return kept
 
-    @contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._remove()
+    def _give_up(self, error: OSError | None = None) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what could not be written is not wanted any more
+                file.close()
+            _remove(Path(file.name), os.getpid())
+        if error is not None:
             warnings.warn(
                 f"tokens cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}): documents are "
                 "tokenized again for every checkpoint; TMPDIR names another folder for temporary files",
@@ -116,55 +147,11 @@ class TokenWriter:
                 stacklevel=4,
             )
 
-    def _remove(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):  # what could not be written is not wanted any more
-                file.close()
-            _remove(Path(file.name), os.getpid())
-
 
 def _remove(path: Path, owner: int) -> None:
     """Only in the process that made the file: a fork of it ends too."""
     if os.getpid() == owner:
         path.unlink(missing_ok=True)
-
-
-@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class TokenizedDocument:
-    """A document as it was when it was tokenized."""
-
-    name: Annotated[str, Field(max_length=4096)]
-    digest: Hash  # of the text, all of it
-    tokens: StoredCount  # all there are, or as many as were looked for
-    prefixes: dict[StoredCount, Hash]  # digest of the first ids, for each context of the study that the document fills
-    file: StoredCount | None = None  # which of the corpus's files it is from; None: a row of a dataset
-    start: StoredCount | None = None  # tokens of its first characters, see `TokenIndex`; None where it has fewer
-    exact: bool = True  # whether its ids are certain to be those of the whole text, see `encode`
-
-    @property
-    def stored(self) -> int:
-        """How many of its ids are kept: those of the longest context that it fills."""
-        return max(self.prefixes, default=0)
-
-
-class TokenIndex(BaseModel):
-    """What a corpus knows of its documents: all but their ids."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    documents: tuple[TokenizedDocument, ...]
-    files: tuple[SourceFile, ...]  # that the documents are from
-    looked_for: StoredCount  # tokens: a document that has so many may have more
-    key: str = ""  # by which it is stored
-    begun: int = 0  # when the documents began to be read, in nanoseconds
-    characters: StoredCount | None = None  # that `start` is about
-    format: int = FORMAT
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """Where each document's ids begin, and at last the end: (documents + 1,)."""
-        return np.cumsum([0, *(document.stored for document in self.documents)], dtype=np.int64)
 
 
 def write_tokens(path: Path, kept: KeptTokens, index: TokenIndex) -> KeptTokens:
@@ -198,7 +185,8 @@ def read_tokens(path: Path, key: str) -> tuple[KeptTokens, TokenIndex]:
         index = TokenIndex.model_validate(parse_json(contents))
     except ValidationError as error:
         raise Unreadable(f"is not an index of tokens ({error.errors(include_url=False)[0]['msg']})") from None
-    kept = KeptTokens(path.resolve(), index.starts, END.size + length)
+    starts = np.cumsum([0, *(_stored(document) for document in index.documents)], dtype=np.int64)
+    kept = KeptTokens(path.resolve(), starts, END.size + length)
     if index.format != FORMAT or index.key != key or not kept.there or not _is_coherent(index):
         raise Unreadable("does not hold what its name says")
     return kept, index
@@ -207,7 +195,7 @@ def read_tokens(path: Path, key: str) -> tuple[KeptTokens, TokenIndex]:
 def _is_coherent(index: TokenIndex) -> bool:
     """Whether every document is of a file that the index names, under a name that such a document has."""
     for document in index.documents:
-        if document.stored > document.tokens:
+        if _stored(document) > document.tokens:
             return False
         if document.file is not None:
             if document.file >= len(index.files):
@@ -215,3 +203,8 @@ def _is_coherent(index: TokenIndex) -> bool:
             if not re.fullmatch(rf"{re.escape(index.files[document.file].name)}(:[0-9]+)?", document.name):
                 return False
     return bool(index.documents)
+
+
+def _stored(document: TokenizedDocument) -> int:
+    """How many of a document's ids are kept: those of the longest context that it fills."""
+    return max(document.prefixes, default=0)

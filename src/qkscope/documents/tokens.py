@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.documents.encode import Encoder, Tokenizer
-from qkscope.documents.sources import Document, SourceFile, describe_source, matching_files, read_documents
+from qkscope.documents.sources import Document, SourceFile, matching_files, read_documents
 from qkscope.documents.token_files import (
     FORMAT,
     ID,
@@ -74,19 +74,13 @@ class Corpus:
         return self.index.documents
 
     @property
-    def characters(self) -> int | None:
-        """Of how many characters at the start of each document the tokens are counted."""
-        return self.index.characters
-
-    @property
-    def key(self) -> str:
-        """By which its tokens are stored."""
-        return self.index.key
-
-    @property
     def source(self) -> str:
-        """Where the documents come from."""
-        return describe_source(self.settings)
+        """Where the documents come from, as a person would name it."""
+        settings = self.settings
+        if settings.dataset is not None:
+            parts = [part for part in (settings.subset, settings.split, settings.revision) if part]
+            return f"{settings.dataset} ({', '.join(parts)})"
+        return ", ".join([settings.files] if isinstance(settings.files, str) else settings.files or [])
 
     @property
     def fingerprint(self) -> str:
@@ -126,7 +120,7 @@ class Corpus:
         if None in counts:
             raise DocumentError(
                 f"{self.documents[indices[counts.index(None)]].name} has fewer than the "
-                f"{counted(self.characters or 0, 'character')} of common_window; give longer documents or fewer "
+                f"{counted(self.index.characters or 0, 'character')} of common_window; give longer documents or fewer "
                 "characters"
             )
         return round(float(np.mean([count for count in counts if count is not None])))
@@ -142,27 +136,26 @@ class Corpus:
         Kept ids are used if every file that the documents came from has the size and time that it had before. Rows of a
         dataset, which lie in a cache, are taken to be the same.
         """
-        numbers = {self.documents[index].file for index in indices} - {None}
+        wanted = sorted(set(indices))
+        numbers = {self.documents[index].file for index in wanted}
         files = [self.index.files[number] for number in numbers if number is not None]
-        if self.kept is not None and self.kept.there and all(file.is_unchanged(self.folder) for file in files):
-            return self._kept_windows(self.kept, context, indices)
-        return self._read_windows(tokenizer, context, indices)
-
-    def _kept_windows(self, kept: KeptTokens, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
-        for index in sorted(set(indices)):
-            document = self.documents[index]
-            ids = kept.ids(index, context)
-            if _digest_of_ids(ids) != document.prefixes[context]:
+        if self.kept is None or not self.kept.there or not _unchanged(files, self.folder):
+            yield from self._read_windows(tokenizer, context, wanted)
+            return
+        for index in wanted:
+            ids = self.kept.ids(index, context)
+            if _digest_of_ids(ids) != self.documents[index].prefixes[context]:
                 raise StorageError(
-                    f"{kept.path} is damaged, or was changed while the study was running: delete it and start again"
+                    f"{self.kept.path} is damaged, or was changed while the study was running: delete it and start "
+                    "again"
                 )
-            yield TokenWindow(index, document.name, ids)
+            yield TokenWindow(index, self.documents[index].name, ids)
 
-    def _read_windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
-        wanted = set(indices)
+    def _read_windows(self, tokenizer: Tokenizer, context: int, wanted: Sequence[int]) -> Iterator[TokenWindow]:
+        left = set(wanted)
         encoder = Encoder(tokenizer, self.settings.special_tokens)
         for index, document in enumerate(read_documents(self.settings, self.folder)):
-            if index not in wanted:
+            if index not in left:
                 continue
             if document.digest != self.documents[index].digest:
                 raise DocumentError(f"{document.name} changed while the study was running; start again")
@@ -174,11 +167,11 @@ class Corpus:
                     "versions of the tokenizer and its libraries everywhere, and start again"
                 )
             yield TokenWindow(index, document.name, ids)
-            wanted.discard(index)
-            if not wanted:
+            left.discard(index)
+            if not left:
                 return
-        if wanted:
-            raise DocumentError(f"{counted(len(wanted), 'document')} vanished while the study was running; start again")
+        if left:
+            raise DocumentError(f"{counted(len(left), 'document')} vanished while the study was running; start again")
 
     def stored_at(self, path: Path) -> Corpus:
         """The corpus with its ids and index written to `path`; as it is where they are stored, or were not kept."""
@@ -218,14 +211,12 @@ def survey(
                     digest=document.digest,
                     tokens=len(ids),
                     prefixes={length: _digest_of_ids(ids[:length]) for length in shown},
-                    file=_number_of(document.file, files),
+                    file=None if document.file is None else files.setdefault(document.file, len(files)),
                     start=None if short else len(encoder.whole(document.text[:characters])),
                     exact=exact,
                 )
             )
             seen(document)
-        if not documents:
-            raise DocumentError(f"no documents found in {describe_source(settings)}")
         index = TokenIndex(
             documents=tuple(documents),
             files=tuple(files),
@@ -234,12 +225,10 @@ def survey(
             begun=begun,
             characters=characters,
         )
-        return Corpus(settings, folder, index, writer.finish())
-
-
-def _number_of(file: SourceFile | None, files: dict[SourceFile, int]) -> int | None:
-    """The number of a document's file, a new one for a new file."""
-    return None if file is None else files.setdefault(file, len(files))
+        corpus = Corpus(settings, folder, index)
+        if not documents:
+            raise DocumentError(f"no documents found in {corpus.source}")
+        return replace(corpus, kept=writer.finish())
 
 
 def tokens_key(settings: Documents, tokenizer: str, contexts: Iterable[int], characters: int | None = None) -> str:
@@ -263,8 +252,15 @@ def load_corpus(path: Path, key: str, settings: Documents, folder: Path) -> Corp
         return None
     if _has_same_files(index, settings, folder):
         return Corpus(settings, folder, index, kept, stored=True)
-    again = _with_same_texts(index, settings, folder)
-    return None if again is None else Corpus(settings, folder, again, kept)
+    documents, begun = [], time.time_ns()
+    files: dict[SourceFile, int] = {}
+    for stored, document in zip_longest(index.documents, read_documents(settings, folder)):
+        if stored is None or document is None or (stored.name, stored.digest) != (document.name, document.digest):
+            return None
+        number = None if document.file is None else files.setdefault(document.file, len(files))
+        documents.append(replace(stored, file=number))
+    again = index.model_copy(update={"documents": tuple(documents), "files": tuple(files), "begun": begun})
+    return Corpus(settings, folder, again, kept)
 
 
 def _has_same_files(index: TokenIndex, settings: Documents, folder: Path) -> bool:
@@ -279,35 +275,30 @@ def _has_same_files(index: TokenIndex, settings: Documents, folder: Path) -> boo
     return tuple(used) == index.files and all(file.changed <= index.begun - FRESH for file in used)
 
 
-def _with_same_texts(index: TokenIndex, settings: Documents, folder: Path) -> TokenIndex | None:
-    """The index with the files as they are now, if the texts of all documents are unchanged; nothing is tokenized."""
-    documents, begun = [], time.time_ns()
-    files: dict[SourceFile, int] = {}
-    for stored, document in zip_longest(index.documents, read_documents(settings, folder)):
-        if stored is None or document is None or (stored.name, stored.digest) != (document.name, document.digest):
-            return None
-        documents.append(replace(stored, file=_number_of(document.file, files)))
-    return index.model_copy(update={"documents": tuple(documents), "files": tuple(files), "begun": begun})
+def _unchanged(files: Iterable[SourceFile], folder: Path) -> bool:
+    """Whether the files are there with the same sizes and times."""
+    try:
+        return all(SourceFile.of(folder / file.name, folder) == file for file in files)
+    except DocumentError:
+        return False
 
 
 def batches(
     windows: Iterator[TokenWindow], context: int, batch_tokens: int, groups: int
 ) -> Iterator[list[TokenWindow]]:
-    """Windows of one document group together, up to `batch_tokens` tokens: their sums then go into one product."""
+    """Windows of one document group together, up to `batch_tokens` tokens: their sums then go into one product.
+
+    Document i is in group i mod `groups`, so that its group does not depend on how many documents there are.
+    """
     size = max(1, batch_tokens // context)
     waiting: dict[int, list[TokenWindow]] = {}
     for window in windows:
-        group = group_of(window.index, groups)
+        group = window.index % groups
         waiting.setdefault(group, []).append(window)
         if len(waiting[group]) == size:
             yield waiting.pop(group)
     for group in sorted(waiting):
         yield waiting[group]
-
-
-def group_of(index: int, groups: int) -> int:
-    """The document group of a document: round robin, so that it does not depend on how many there are."""
-    return index % groups
 
 
 def _digest_of_ids(ids: Sequence[int] | NDArray[np.int64]) -> str:

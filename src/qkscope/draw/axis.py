@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from qkscope.results.read import Entries
-from qkscope.study.numbers import short
+from qkscope.study.values import short
 
 TITLES = {"step": "training step", "tokens": "training tokens"}
 MOST_TICKS = 8

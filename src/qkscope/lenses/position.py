@@ -24,8 +24,7 @@ from qkscope.lenses.rows import ZERO_R, checkpoint_rows
 from qkscope.lenses.sums import LayerSums
 from qkscope.moments.moments import Moments
 from qkscope.stats.significance import is_significant
-from qkscope.study.heads import HeadSample, LayerChoice
-from qkscope.study.rows import COMPONENTS, RowSettings
+from qkscope.study.rows import COMPONENTS, HeadSample, LayerChoice, RowSettings
 from qkscope.text import counted
 
 CORRELATION, SHARE = (-1.0, 1.0), (0.0, 1.0)

@@ -35,8 +35,7 @@ from qkscope.results.schema import (
 )
 from qkscope.stats.jackknife import Scale, jackknife_error
 from qkscope.stats.means import HEADS_OF, TOKENS, WITHOUT
-from qkscope.study.heads import choose_heads
-from qkscope.study.rows import RowSettings
+from qkscope.study.rows import RowSettings, choose_heads
 from qkscope.text import counted
 
 ROUNDING = 1e-12  # of a number: an error below that is 0

@@ -19,8 +19,8 @@ from qkscope.lenses.base import Detail, HeadTable, Lens, Measure
 from qkscope.lenses.pca import Array
 from qkscope.lenses.rotation.axes import axes_of
 from qkscope.lenses.sums import LayerSums
-from qkscope.validation.kept import token_texts_of
-from qkscope.validation.sampling import Integers
+from qkscope.validation.layout import Integers
+from qkscope.validation.scan import token_texts_of
 
 MOST_TOKENS = 20_000  # of a layer that are considered
 SPREAD = 48  # tokens of a layer that are evenly spread over documents and positions; the page has room for as many

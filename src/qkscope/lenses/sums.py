@@ -30,9 +30,8 @@ from qkscope.moments.second_moments import KINDS, Kind, Statistics
 from qkscope.results.entries import saw_the_same
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.stats.jackknife import FEWEST_GROUPS
-from qkscope.study.heads import choose_heads
-from qkscope.study.rows import RowSettings
-from qkscope.validation.kept import KeptLayer, kept_layer
+from qkscope.study.rows import RowSettings, choose_heads
+from qkscope.validation.scan import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
 Places = NDArray[np.intp]

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import StudyError
-from qkscope.study.complete import FolderState, state_of, why_incomplete
 from qkscope.study.schema import Series
-from qkscope.study.series import checkpoint_settings, find_members
+from qkscope.study.series import FolderState, checkpoint_settings, find_members, state_of, why_incomplete
 
 UNFINISHED_PREFIXES = (".", "tmp", "temp")  # of folders that somebody still writes to
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.source import ModelSource
-from qkscope.documents.tokens import Corpus, group_of
+from qkscope.documents.tokens import Corpus
 from qkscope.kinds import Architecture
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
-from qkscope.study.heads import choose_heads, layer_choice
+from qkscope.study.rows import choose_heads, row_settings
 from qkscope.study.schema import Checkpoint, Study
 
 
@@ -66,7 +66,7 @@ class CheckpointPlan:
     @property
     def filled_groups(self) -> set[int]:
         """The document groups that have documents."""
-        return {group_of(index, self.layout.groups) for index in self.documents}
+        return {index % self.layout.groups for index in self.documents}
 
     @property
     def trust_remote_code(self) -> bool:
@@ -92,7 +92,7 @@ class CheckpointPlan:
     def last_layer(self) -> int | None:
         """The last layer that the study analyzes, if the model has later ones: a pass stops there."""
         layers = self.blueprint.probe.layers
-        chosen = max(choose_heads(layers, None, layer_choice(self.study)))
+        chosen = max(choose_heads(layers, None, row_settings(self.study).layers))
         return chosen if chosen < max(facts.layer for facts in layers) else None
 
     @property

@@ -112,7 +112,7 @@ def _capture(
     if not options.overwrite:
         require_nothing_lost(plan.chosen(options.only), folder)
     plan = with_tokens_kept(plan, folder)
-    remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
+    remove_other_tokens(folder, {each.corpus.index.key for each in plan.checkpoints})
     if not joining:
         unowned = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
         if unowned:

@@ -18,7 +18,7 @@ from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import MOMENTS_SUFFIX, entries, moments_folder, moments_path, shards_folder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.run.checkpoint_plan import CheckpointPlan
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.layout import VectorSample
 
 Standing = Literal["same", "suffices", "other"]
 
@@ -222,7 +222,7 @@ def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
 
 def other_vectors(sample: Path, plan: CheckpointPlan, wanted: VectorSample | None, whole: bool) -> str | None:
     """What existing vectors are, unless they are of `whole` moments of these settings, and of the wanted sample."""
-    from qkscope.validation.kept import sample_mismatch
+    from qkscope.validation.scan import sample_mismatch
 
     if not whole:
         return "vectors of another run or rate"

@@ -14,8 +14,8 @@ from typing import Any
 from qkscope.capture.load import config_text
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
-from qkscope.study.heads import choose_heads, head_sample, layer_choice
 from qkscope.study.load import StudyFile
+from qkscope.study.rows import choose_heads, row_settings
 from qkscope.study.schema import Checkpoint
 
 READ_ORDER = {"local": 0, "hub": 1, "gguf": 2}  # the slowest last
@@ -62,7 +62,8 @@ def open_models(
             layers = _blueprint(config, trust_remote_code)
             if check_tensors:
                 require_tensors(source, config)
-            choose_heads(layers.probe.layers, head_sample(study), layer_choice(study))  # raises if no head is left
+            rows = row_settings(study)
+            choose_heads(layers.probe.layers, rows.heads, rows.layers)  # raises if no head is left
             tokenizer = sources[number][1] or adapter_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.layout import VectorSample
 
 
 @dataclass(frozen=True)

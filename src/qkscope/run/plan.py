@@ -220,7 +220,7 @@ def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
 
 def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]) -> int:
     """The common window of a study that states it in characters, in tokens of one tokenizer."""
-    characters, window = corpus.characters or 0, corpus.window_of_characters(documents)
+    characters, window = corpus.index.characters or 0, corpus.window_of_characters(documents)
     stated = f"the first {characters:,} characters of its documents (common_window) are {counted(window, 'token')}"
     if window > context:
         raise InputError(
@@ -234,9 +234,9 @@ def _characters(study: Study, context: int, corpus: Corpus, documents: list[int]
 
 def _layout(study: Study, context: int, common: int) -> Layout:
     """The axes of the sums; the published protocol keeps one token per position bucket on average."""
-    from qkscope.validation.sampling import published_rate
+    from qkscope.validation.layout import published_rate
 
-    seed = study.sample_seed()
+    seed = 0 if study.protocol == "published" else None  # None: every token counts
     layout = capture_layout(
         context,
         buckets=study.buckets,
@@ -333,5 +333,5 @@ def with_tokens_kept(plan: Plan, folder: Path) -> Plan:
     stored: dict[int, Corpus] = {}
     for corpus in (each.corpus for each in plan.checkpoints):
         if id(corpus) not in stored:
-            stored[id(corpus)] = corpus.stored_at(tokens_path(folder, corpus.key))
+            stored[id(corpus)] = corpus.stored_at(tokens_path(folder, corpus.index.key))
     return replace(plan, checkpoints=[replace(each, corpus=stored[id(each.corpus)]) for each in plan.checkpoints])

@@ -16,9 +16,8 @@ from qkscope.capture.load import MISSING, find_value, load_config
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.capture.weights import ADAPTER
 from qkscope.errors import InputError, QkscopeError
-from qkscope.study.complete import why_incomplete
-from qkscope.study.numbers import NUMBER, numbers_in, step_in
-from qkscope.study.series import revisions_of, safe_name
+from qkscope.study.series import revisions_of, safe_name, why_incomplete
+from qkscope.study.values import NUMBER, numbers_in, step_in
 
 FIRST_CONTEXT = 4096  # proposed where a model can do more: it is quick, and most documents are long enough
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkscope.capture.source import ModelSource
-from qkscope.documents.tokens import batches, group_of
+from qkscope.documents.tokens import batches
 from qkscope.errors import (
     BatchError,
     CaptureError,
@@ -28,7 +28,7 @@ from qkscope.errors import (
 from qkscope.processes import free_memory
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.options import CaptureOptions
-from qkscope.validation.sampling import VectorSample, sampled_positions
+from qkscope.validation.layout import VectorSample, sampled_positions
 
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch, ChoosePositions
@@ -236,7 +236,7 @@ def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iter
     windows = plan.corpus.windows(plan.tokenizer, plan.context, chosen)
     for batch in batches(windows, plan.context, attempt.batch_tokens, groups):
         numbers = [window.index for window in batch]
-        of_groups = [group_of(number, groups) for number in numbers]
+        of_groups = [number % groups for number in numbers]
         yield make_batch([window.ids for window in batch], of_groups, [window.name for window in batch], numbers)
 
 

@@ -41,11 +41,10 @@ from qkscope.run.options import CaptureOptions
 from qkscope.run.plan import Plan, make_plan
 from qkscope.run.runner import BAD_CHECKPOINT
 from qkscope.run.status import add_to_plan
-from qkscope.study.complete import FolderState
 from qkscope.study.load import StudyFile, series_in, study_of, study_text
-from qkscope.study.numbers import numbers_in
 from qkscope.study.schema import Study
-from qkscope.study.series import make_labels_differ, shared_settings
+from qkscope.study.series import FolderState, make_labels_differ, shared_settings
+from qkscope.study.values import numbers_in
 from qkscope.tables.from_moments import analyze_study
 from qkscope.text import counted
 

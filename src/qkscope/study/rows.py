@@ -1,14 +1,27 @@
-"""Which rows the tables of a checkpoint have: windows, components, heads."""
+"""Which rows the tables of a checkpoint have: windows, components, layers, heads."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from qkscope.study.heads import HeadSample, LayerChoice, head_sample, layer_choice
-from qkscope.study.schema import Study
+from qkscope.errors import InputError, StudyError
+from qkscope.layers import LayerFacts
+from qkscope.study.schema import Characters, Heads, Study
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
+LayerChoice = Literal["all", "full"] | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadSample:
+    """`count` heads drawn with `seed` from the full-attention layers; all of those if there are fewer."""
+
+    count: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -28,13 +41,41 @@ class RowSettings:
 
 def row_settings(study: Study) -> RowSettings:
     """The settings of a study."""
-    window = study.window_in_common()
     return RowSettings(
-        common=window,
+        common=study.window_in_common(),
         components=study.components,
-        heads=head_sample(study),
-        layers=layer_choice(study),
+        heads=HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None,
+        layers=study.layers if isinstance(study.layers, str) else tuple(study.layers),
         skip=study.skip_positions,
         detail=study.in_detail(),
-        common_of_sums=window is None,
+        common_of_sums=isinstance(study.common_window, Characters),
     )
+
+
+def choose_heads(
+    layers: Iterable[LayerFacts], sample: HeadSample | None = None, choice: LayerChoice = "all"
+) -> dict[int, list[int]]:
+    """Query heads per layer, both rising; `choice` is all layers, those with full attention, or a list."""
+    facts = sorted(layers, key=lambda each: each.layer)
+    full = [each for each in facts if each.attention == "full"]
+    if choice == "full":
+        facts = full
+        if not facts:
+            raise InputError("layers: full, but no layer of this model has full attention; use `all` or a list")
+    elif choice != "all":
+        known = [each.layer for each in facts]
+        if unknown := [layer for layer in choice if layer not in known]:
+            raise StudyError(f"layers: {unknown[0]} is not an attention layer of this model; it has {known}")
+        facts = [each for each in facts if each.layer in choice]
+    if sample is None:
+        return {each.layer: list(range(each.q_heads)) for each in facts}
+    # The order of candidates is part of the protocol: layer-major, full-attention layers only.
+    candidates = [(each.layer, head) for each in facts if each in full for head in range(each.q_heads)]
+    if not candidates:
+        raise InputError("heads are sampled from full-attention layers, and there is none among the chosen layers")
+    if sample.count < len(candidates):
+        candidates = random.Random(sample.seed).sample(candidates, sample.count)
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in sorted(candidates):
+        by_layer.setdefault(layer, []).append(head)
+    return by_layer

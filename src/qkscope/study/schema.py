@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -150,9 +149,7 @@ class Study(_Strict):
     same_documents: bool = True  # for checkpoints of one tokenizer: those that fill the longest of their contexts
     protocol: Literal["exact", "published"] = "exact"  # every token; or the published study's samples
     stage: Stage = "post_rope"  # what the scores are made of; or before rotation
-    layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0, lt=2**31)]] = (
-        "all"  # the table records the type of each layer
-    )
+    layers: Literal["all", "full"] | list[Annotated[int, Field(ge=0, lt=2**31)]] = "all"  # tables have their types
     heads: Literal["all"] | Heads = "all"
     components: Annotated[int, Field(ge=1, le=1024)] = 10  # as published
     buckets: Annotated[int, Field(ge=1, le=1024)] = 16  # windows double four times from one bucket to the context
@@ -202,19 +199,27 @@ class Study(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        # Some file systems ignore case, and names become file names.
-        names = {checkpoint.name for checkpoint in self.checkpoints}
-        for name, times in Counter(checkpoint.name.lower() for checkpoint in self.checkpoints).items():
-            if times > 1:
-                raise ValueError(f"{times} checkpoints are named {name!r}; every checkpoint needs a name of its own")
-        self._check_labels()
-        for shown in self.figure_checkpoints or ():
-            if shown not in names:
-                raise ValueError(f"figure_checkpoints names {shown!r}, which is not a checkpoint of this study")
+        names: dict[str, str] = {}  # some file systems ignore case, and names become file names
+        labels: dict[str, str] = {}  # axes and sentences call a checkpoint by its label
         for checkpoint in self.checkpoints:
-            self._check_checkpoint(checkpoint)
-        self._check_axis()
-        shortest = min(checkpoint.context or 0 for checkpoint in self.resolved_checkpoints())
+            name, label = checkpoint.name, checkpoint.label or checkpoint.name
+            if name.lower() in names:
+                times = sum(each.name.lower() == name.lower() for each in self.checkpoints)
+                raise ValueError(
+                    f"{times} checkpoints are named {name.lower()!r}; every checkpoint needs a name of its own"
+                )
+            if label in labels:
+                raise ValueError(
+                    f"checkpoints {labels[label]!r} and {name!r} both have the label {label!r} (the name "
+                    "where none is set), so figures and sentences could not distinguish them; give each its own"
+                )
+            names[name.lower()], labels[label] = name, name
+        for shown in self.figure_checkpoints or ():
+            if shown not in names.values():
+                raise ValueError(f"figure_checkpoints names {shown!r}, which is not a checkpoint of this study")
+        shortest = min(self._checked_context(checkpoint) for checkpoint in self.checkpoints)
+        if self.axis != "entries":
+            self._check_axis(self.axis)
         window = self.common_window
         if isinstance(window, int) and not self.skip_positions + 1 < window <= shortest:
             raise ValueError(
@@ -223,59 +228,42 @@ class Study(_Strict):
             )
         return self
 
-    def _check_axis(self) -> None:
+    def _check_axis(self, axis: str) -> None:
         """An axis of numbers needs them of every checkpoint, and they rise."""
-        if self.axis == "entries":
-            return
-        by, earlier = self.axis, None
+        earlier = None
         for checkpoint in self.checkpoints:
-            if getattr(checkpoint, by) is None:
+            if getattr(checkpoint, axis) is None:
                 raise ValueError(
-                    f"axis: {by}, but checkpoint {checkpoint.name!r} has no `{by}`; give each its own, or leave `axis` "
-                    "out"
+                    f"axis: {axis}, but checkpoint {checkpoint.name!r} has no `{axis}`; give each its own, or leave "
+                    "`axis` out"
                 )
-            if earlier is not None and getattr(checkpoint, by) <= getattr(earlier, by):
+            if earlier is not None and getattr(checkpoint, axis) <= getattr(earlier, axis):
                 raise ValueError(
-                    f"axis: {by}, but checkpoint {checkpoint.name!r} comes after {earlier.name!r} and has no larger "
-                    f"`{by}`; leave `axis` out, or put each run into a study of its own"
+                    f"axis: {axis}, but checkpoint {checkpoint.name!r} comes after {earlier.name!r} and has no larger "
+                    f"`{axis}`; leave `axis` out, or put each run into a study of its own"
                 )
             earlier = checkpoint
 
-    def _check_labels(self) -> None:
-        """Axes and sentences call a checkpoint by its label: two of one label could not be distinguished."""
-        labelled: dict[str, str] = {}
-        for checkpoint in self.checkpoints:
-            label = checkpoint.label or checkpoint.name
-            if label in labelled:
-                raise ValueError(
-                    f"checkpoints {labelled[label]!r} and {checkpoint.name!r} both have the label {label!r} (the name "
-                    "where none is set), so figures and sentences could not distinguish them; give each its own"
-                )
-            labelled[label] = checkpoint.name
-
-    def _check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        if (checkpoint.model or self.model) is None:
-            raise ValueError(f"checkpoint {checkpoint.name!r} has no model, and the study names none")
+    def _checked_context(self, checkpoint: Checkpoint) -> int:
+        """The checkpoint's context, if the study says all that is needed to measure it."""
+        name, resolved = checkpoint.name, self.resolved(checkpoint)
+        if resolved.model is None:
+            raise ValueError(f"checkpoint {name!r} has no model, and the study names none")
         if self.phases and checkpoint.phase is not None and checkpoint.phase not in self.phases:
-            raise ValueError(
-                f"checkpoint {checkpoint.name!r} is in phase {checkpoint.phase!r}, which `phases` does not list"
-            )
-        resolved = self.resolved(checkpoint)
+            raise ValueError(f"checkpoint {name!r} is in phase {checkpoint.phase!r}, which `phases` does not list")
         if resolved.tokenizer_revision is not None and resolved.tokenizer is None:
             raise ValueError(
-                f"checkpoint {checkpoint.name!r} has a tokenizer_revision but no `tokenizer` it could belong to; a "
-                "model's own tokenizer is of the model's `revision`"
+                f"checkpoint {name!r} has a tokenizer_revision but no `tokenizer` it could belong to; a model's own "
+                "tokenizer is of the model's `revision`"
             )
-        context = resolved.context
-        if context is None:
+        if resolved.context is None:
+            raise ValueError(f"checkpoint {name!r} has no context, and neither its phase nor the study sets one")
+        if self.skip_positions >= resolved.context - 1:
             raise ValueError(
-                f"checkpoint {checkpoint.name!r} has no context, and neither its phase nor the study sets one"
+                f"skip_positions {self.skip_positions} would skip all of checkpoint {name!r}, whose context is "
+                f"{resolved.context}"
             )
-        if self.skip_positions >= context - 1:
-            raise ValueError(
-                f"skip_positions {self.skip_positions} would skip all of checkpoint {checkpoint.name!r}, "
-                f"whose context is {context}"
-            )
+        return resolved.context
 
     def in_detail(self) -> bool:
         """Whether tables with many rows per head are made."""
@@ -301,10 +289,6 @@ class Study(_Strict):
     def resolved_checkpoints(self) -> list[Checkpoint]:
         """All checkpoints, resolved, in study order."""
         return [self.resolved(checkpoint) for checkpoint in self.checkpoints]
-
-    def sample_seed(self) -> int | None:
-        """The seed of the token sample, or None where every token counts."""
-        return 0 if self.protocol == "published" else None
 
     def window_in_common(self) -> int | None:
         """The window at which all checkpoints can be compared: `common_window`, or the shortest context.

@@ -1,7 +1,8 @@
 """A series of checkpoints in one entry of a study: a glob over folders, or a pattern over a repository's branches.
 
 What is found becomes ordinary checkpoints, before anything else reads the study: names, steps and labels come from the
-names of folders and branches, their order is that of the numbers in them.
+names of folders and branches, their order is that of the numbers in them. Folders whose checkpoint is still being saved
+are left out: names, sizes and headers show that, and no weights are read.
 """
 
 from __future__ import annotations
@@ -12,21 +13,29 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qkscope.errors import StudyError, first_line
-from qkscope.study.complete import why_incomplete
-from qkscope.study.numbers import numbers_in, short, step_in, tokens_in
+from qkscope.foreign import Missing, Unreadable, opened, parse_json, read_bytes
 from qkscope.study.schema import Series
-from qkscope.study.values import file_safe
+from qkscope.study.values import file_safe, numbers_in, short, step_in, tokens_in
 
 MOST = 10_000  # checkpoints of a series
 LISTED = 3  # of many that are left out
 # Keys that choose checkpoints; the others are settings of each of them.
 CHOOSING = {"folder", "revisions", "exclude", "every", "first", "last", "log", "prefix"}
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+INDEX, SINGLE, ADAPTER_WEIGHTS = "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors"
+SAFE, SHARD = ".safetensors", re.compile(r"model-\d+-of-\d+\.safetensors")
+MAX_INDEX, MAX_HEADER, MAX_WEIGHTS = 256 * 2**20, 100_000_000, 2**50
+# A trainer of transformers writes its state last; what it writes before shows that there will be one.
+TRAINER_STATE, BEFORE_IT = "trainer_state.json", ("optimizer.pt", "scheduler.pt", "training_args.bin")
+
+FolderState = tuple[tuple[str, int, int], ...]  # names, sizes and times of the files in a folder
 
 
 @dataclass(frozen=True)
@@ -35,19 +44,12 @@ class Member:
 
     name: str
     where: dict[str, str]  # `model`, or `revision`
-    step: float | None
-    tokens: float | None
     run: str | None = None  # what distinguishes its run from others of the series
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Runs one after the other, each in the order of the numbers in its names."""
         return numbers_in(self.run or ""), self.run or "", numbers_in(self.name), self.name
-
-
-def is_series(entry: object) -> bool:
-    """Whether an entry of `checkpoints` stands for several."""
-    return isinstance(entry, dict) and bool({"folder", "revisions"} & set(entry))
 
 
 def expand(entries: Sequence[Any | Series], folder: Path, model: str | None) -> tuple[list[Any], list[str]]:
@@ -94,29 +96,29 @@ def select_members(members: Sequence[Member], series: Series) -> list[Member]:
     runs: dict[str | None, list[Member]] = {}
     for member in members:
         runs.setdefault(member.run, []).append(member)
-    return [run[index] for run in runs.values() for index in sorted(_selected(run, series))]
-
-
-def _selected(members: Sequence[Member], series: Series) -> set[int]:
-    every = range(len(members))
-    picks: list[set[int]] = []
-    if series.every is not None:
-        picks.append(set(every[:: series.every]))
-    if series.first is not None:
-        picks.append(set(every[: series.first]))
-    if series.last is not None:
-        picks.append(set(every[-series.last :]))
-    if series.log is not None:
-        picks.append(_log_spaced(members, series.log))
-    return set(every) if not picks else set().union(*picks)
+    selected = []
+    for run in runs.values():
+        places = range(len(run))
+        picks: list[Iterable[int]] = []
+        if series.every is not None:
+            picks.append(places[:: series.every])
+        if series.first is not None:
+            picks.append(places[: series.first])
+        if series.last is not None:
+            picks.append(places[-series.last :])
+        if series.log is not None:
+            picks.append(_log_spaced(run, series.log))
+        selected += [run[place] for place in (sorted(set().union(*picks)) if picks else places)]
+    return selected
 
 
 def _log_spaced(members: Sequence[Member], count: int) -> set[int]:
     """`count` of them, as evenly as possible along the logarithm of the step, the first and the last included."""
-    missing = [member.name for member in members if member.step is None]
-    if missing:
-        raise StudyError(f"log: {missing[0]!r} does not say its step, so it has no place on a logarithmic scale")
-    places = [math.log1p(member.step or 0) for member in members]
+    places = []
+    for member in members:
+        if (step := step_in(member.name)) is None:
+            raise StudyError(f"log: {member.name!r} does not say its step, so it has no place on a logarithmic scale")
+        places.append(math.log1p(step))
     low, high = min(places), max(places)
     picked: set[int] = set()
     for number in range(min(count, len(members))):
@@ -126,6 +128,7 @@ def _log_spaced(members: Sequence[Member], count: int) -> set[int]:
 
 
 def _folders(pattern: str, folder: Path) -> tuple[list[Member], list[str]]:
+    """Complete checkpoints; where they lie in several folders, the parts in which these differ name the run."""
     if "**" in pattern:
         raise StudyError(f"{pattern!r}: ** would look through every folder below; write * for each level")
     try:
@@ -145,16 +148,12 @@ def _folders(pattern: str, folder: Path) -> tuple[list[Member], list[str]]:
         shown = "; ".join(f"{place} {why}" for place, why in list(incomplete.items())[:LISTED])
         more = f"; and {len(incomplete) - LISTED} more" if len(incomplete) > LISTED else ""
         notes.append(f"left out of the series as incomplete: {shown}{more}")
-    return _in_runs([place for place in folders if place not in incomplete]), notes
-
-
-def _in_runs(places: Sequence[str]) -> list[Member]:
-    """Folders as members; where they lie in several folders, the parts in which these differ name the run."""
-    parents = [Path(place).parts[:-1] for place in places]
+    paths = [Path(place) for place in folders if place not in incomplete]
+    parents = [path.parts[:-1] for path in paths]
     levels = list(zip(*parents, strict=True)) if len(set(map(len, parents))) == 1 else []
     varying = [level for level, names in enumerate(levels) if len(set(names)) > 1]
     runs = ["-".join(parts[level] for level in varying) or None for parts in parents]
-    return [_member(Path(place).name, {"model": place}, run) for place, run in zip(places, runs, strict=True)]
+    return [Member(path.name, {"model": str(path)}, run) for path, run in zip(paths, runs, strict=True)], notes
 
 
 def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
@@ -169,7 +168,7 @@ def _branches(pattern: str, model: str | None, folder: Path) -> list[Member]:
     if not matching:
         shown = ", ".join(names[: 2 * LISTED])
         raise StudyError(f"no branch of {model} matches {pattern!r}; it has {shown}{', ...' if names[6:] else ''}")
-    return [_member(name, {"revision": name}) for name in matching]
+    return [Member(name, {"revision": name}) for name in matching]
 
 
 def revisions_of(model: str) -> list[str]:
@@ -201,18 +200,14 @@ def revisions_of(model: str) -> list[str]:
     return list(dict.fromkeys(ref.name for ref in [*listed.branches, *listed.tags]))
 
 
-def _member(name: str, where: dict[str, str], run: str | None = None) -> Member:
-    return Member(name, where, step_in(name), tokens_in(name), run)
-
-
 def checkpoint_settings(member: Member, series: Series) -> dict[str, Any]:
     """The member as a study would list it, with the settings that the series gives to all of its members."""
     own, prefix = shared_settings(series), series.prefix or ""
-    run = own.get("run", member.run)
+    run, step = own.get("run", member.run), step_in(member.name)
     name = safe_name(f"{prefix}{f'{member.run}-' if member.run else ''}{member.name}")
-    label = member.name if member.step is None else short(member.step)
+    label = member.name if step is None else short(step)
     label = f"{run} {label}" if run else f"{prefix}{label}"
-    stated = {"step": member.step, "tokens": member.tokens, "run": run}
+    stated = {"step": step, "tokens": tokens_in(member.name), "run": run}
     return {"name": name, **member.where, "label": label, **{k: v for k, v in stated.items() if v is not None}, **own}
 
 
@@ -237,3 +232,73 @@ def make_labels_differ(checkpoints: list[Any], changeable: Sequence[int]) -> Non
     for index in changeable:
         if times[checkpoints[index]["label"]] > 1:
             checkpoints[index]["label"] = checkpoints[index]["name"]
+
+
+# -- whether a folder holds a complete checkpoint ---------------------------------------------------------------
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """What is missing of the checkpoint in a folder; None if it is whole."""
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if ADAPTER not in names and CONFIG not in names:
+        return f"has no {CONFIG}"
+    weights = _weights(folder, names)
+    if weights is None:
+        return f"{INDEX} is missing or incomplete"
+    if not weights:
+        return f"has no {SAFE} weights"
+    for name in weights:
+        if name not in names:
+            return f"{name} is missing"
+        if (reason := _cut_short(folder / name)) is not None:
+            return f"{name} {reason}"
+    if TRAINER_STATE not in names and names & set(BEFORE_IT):
+        return f"{TRAINER_STATE}, which its trainer writes last, is missing"
+    return None
+
+
+def _weights(folder: Path, names: set[str]) -> list[str] | None:
+    """The files that would be loaded, as transformers chooses them; None while the index that lists them is missing."""
+    if ADAPTER in names:
+        return [ADAPTER_WEIGHTS]
+    if SINGLE in names:
+        return [SINGLE]
+    if INDEX not in names and not any(SHARD.fullmatch(name) for name in names):
+        return sorted(name for name in names if name.endswith(SAFE))
+    try:
+        shards = parse_json(read_bytes(folder / INDEX, MAX_INDEX, follow=True)).get("weight_map")
+    except Unreadable:
+        return None
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        return None
+    return sorted(set(shards.values()))
+
+
+def _cut_short(path: Path) -> str | None:
+    """Why a safetensors file is incomplete, from where its header says the last tensor ends; None if it is complete."""
+    try:
+        with opened(path, MAX_WEIGHTS, follow=True) as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER):
+                return "is cut short"
+            header = parse_json(file.read(length))
+    except Missing:
+        return "is missing"
+    except (Unreadable, OSError):
+        return "is not a safetensors file, or is incomplete"
+    offsets = [entry.get("data_offsets") for entry in header.values() if isinstance(entry, dict)]
+    ends = [each[1] for each in offsets if isinstance(each, list) and len(each) == 2 and isinstance(each[1], int)]
+    return "is cut short" if 8 + length + max(ends, default=0) > size else None
+
+
+def state_of(folder: Path) -> FolderState | None:
+    """Names, sizes and times of the files in a folder, to see whether they change; None where it is gone."""
+    try:
+        statuses = [(entry.name, entry.stat()) for entry in folder.iterdir() if not entry.is_dir()]
+    except OSError:  # it, or a file in it, went away
+        return None
+    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in statuses))

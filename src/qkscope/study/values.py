@@ -1,7 +1,8 @@
-"""What text and values of a study file may be, so that nothing in them can do harm further on.
+"""What text and values of a study file may be, so that nothing in them can do harm further on; what names state.
 
 Names become file names and table cells; labels become axis texts, Markdown and HTML; paths are given to the operating
-system; overrides are given to a model's config and written into the provenance.
+system; overrides are given to a model's config and written into the provenance. A name can state a checkpoint's step,
+its training tokens, and its place among others.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ CODE_KEYS = ("trust_remote_code", "auto_map", "custom_pipelines", "transformers_
 DECIDES = "whoever runs a study decides about code"
 # YAML 1.1 reads 1e4, 1.5e4 and 1.0e4 as text: its numbers need both a dot and a signed exponent, as in 1.0e+4.
 EXPONENT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)[eE][+-]?\d{1,3}")
+
+SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+NUMBER = r"(\d+(?:\.\d+)?)(?:([kKMBT])(?![A-Za-z]))?"
+# In the order in which they are believed: `checkpoint-3-step-400` is at step 400.
+STEP_WORDS = ("steps?", "iter(?:ation)?s?|updates?", "checkpoint|ckpt")
+TOKENS = (
+    re.compile(rf"(?i:tok(?:en)?s?)[-_]?{NUMBER}"),
+    re.compile(r"(\d+(?:\.\d+)?)([kKMBT])?[-_]?(?i:tok(?:en)?s?)"),
+)
+LONGEST_NUMBER = 30  # digits of a number that means something
 
 
 def file_safe(name: str) -> str:
@@ -75,24 +86,62 @@ def number_hint(text: Any) -> str:
 def _require_json(value: Any, levels: int) -> None:
     if levels < 0:
         raise ValueError(f"is nested more than {DEEPEST} levels deep")
-    if isinstance(value, dict):
-        for key, part in value.items():
-            if not isinstance(key, str):
-                raise ValueError("has a key that is not text")
+    if isinstance(value, dict | list):
+        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            raise ValueError("has a key that is not text")
+        for part in value.values() if isinstance(value, dict) else value:
             _require_json(part, levels - 1)
-    elif isinstance(value, list):
-        for part in value:
-            _require_json(part, levels - 1)
-    elif isinstance(value, bool) or value is None:
-        return
-    elif isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise ValueError("has a number beyond 64 bits")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError("has a number that is not finite")
-    elif isinstance(value, str):
-        if hint := number_hint(value):
-            raise ValueError(hint)
-    else:
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("has a number beyond 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("has a number that is not finite")
+    elif hint := number_hint(value):
+        raise ValueError(hint)
+    elif not isinstance(value, int | float | str | None):
         raise ValueError(f"has a {type(value).__name__}, which a config cannot hold; put text in quotes")
+
+
+# -- what a name states ---------------------------------------------------------------------------------------
+
+
+def numbers_in(name: str) -> tuple[float, ...]:
+    """All numbers of a name, in order: what natural order compares (step-20 before step-100)."""
+    return tuple(_value(*match.groups()) for match in re.finditer(NUMBER, name))
+
+
+def step_in(name: str) -> int | float | None:
+    """The training step that a name states: the number after `step` or a word like it, or the only number there is."""
+    for words in STEP_WORDS:
+        matches = re.findall(rf"(?i:{words})[-_]?{NUMBER}", name)
+        if matches:
+            return whole(_value(*matches[-1]))
+    numbers = numbers_in(name)
+    return whole(numbers[0]) if len(numbers) == 1 else None
+
+
+def tokens_in(name: str) -> int | float | None:
+    """The training tokens that a name states, as in `step1000-tokens4B`."""
+    for pattern in TOKENS:
+        if match := pattern.search(name):
+            return whole(_value(*match.groups()))
+    return None
+
+
+def short(amount: float) -> str:
+    """The shortest exact form of a number: 40K, 4.72M, 1234."""
+    number = whole(amount)
+    for suffix in ("t", "b", "m", "k"):
+        hundredths, rest = divmod(number * 100, SCALES[suffix]) if isinstance(number, int) else (0, 1)
+        if number >= SCALES[suffix] and not rest and (hundredths < 100_000 or suffix == "t"):
+            ones, parts = divmod(hundredths, 100)
+            return f"{ones}{f'.{parts:02d}'.rstrip('0') if parts else ''}{suffix.upper()}"
+    return str(number)
+
+
+def whole(number: float) -> int | float:
+    """The number as an int where it is one."""
+    return int(number) if number == int(number) else number
+
+
+def _value(digits: str, scale: str | None) -> float:
+    return float(digits[:LONGEST_NUMBER]) * SCALES[(scale or "").lower()]

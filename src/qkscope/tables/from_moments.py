@@ -267,8 +267,9 @@ def write_results(
     for sentence in shared_attention(origins):
         events.noted(sentence)
     events.wrote(str(write_description(out, head_tables(), settings)))
-    for path in write_study_tables(out, files, parts, settings, read_as["kind"]):
-        events.wrote(str(path))
+    if all(path.is_file() for path in files.values()):  # a training run may not have kept them
+        for path in write_study_tables(out, files, parts, settings, read_as["kind"]):
+            events.wrote(str(path))
     events.wrote(str(write_provenance(out, record)))
     return out
 

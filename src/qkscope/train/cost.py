@@ -1,10 +1,4 @@
-"""What measuring costs a training, and a budget for it.
-
-Wall-clock time. The cost share is the seconds spent on measuring divided by the seconds the training had for itself,
-over the whole training run: a resumed run continues from the recorded seconds. With a budget, work waits until the
-seconds that it took last time fit, so the interval stretches. Each kind of work is done at least once, because its cost
-is unknown before.
-"""
+"""What measuring costs a training, and a budget for it."""
 
 from __future__ import annotations
 
@@ -20,8 +14,8 @@ from qkscope.errors import InputError
 
 Clock = Callable[[], float]
 Work = Literal["measure", "page"]
-
-PAGE_SHARE = 0.01  # of the training's time may go into refreshing the page, whatever else the budget is
+PAGE_SHARE = 0.002  # of the training's time that tables and page may take while it goes on
+FIRST_PAGE = 10.0  # seconds that they are taken to need before they were made once
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,12 @@ class Seconds:
 
 
 class Cost:
-    """Seconds a training run spends on measuring (with its tables) and on the page."""
+    """Seconds that a training spends on measuring and on tables and page, and a budget for both.
+
+    Wall-clock time of the whole training: a resumed run continues from the recorded seconds. The cost share is the
+    seconds spent on measuring over those the training had for itself. With a budget, work waits until the seconds that
+    it took last time fit, so the interval stretches; the first measurement is made anyhow.
+    """
 
     def __init__(self, at_most: Any = None, clock: Clock = time.perf_counter) -> None:
         is_number = isinstance(at_most, int | float) and not isinstance(at_most, bool)
@@ -44,7 +43,7 @@ class Cost:
         self._spent: dict[Work, float] = {"measure": 0.0, "page": 0.0}
         self._started: float | None = None  # when the work that is being counted began
         self.earlier = Seconds()  # of the same training run before it was resumed
-        self.last: dict[Work, float] = {}  # seconds that each took the last time
+        self.last: dict[Work, float] = {"page": FIRST_PAGE}  # seconds that each took the last time
 
     @property
     def seconds(self) -> Seconds:

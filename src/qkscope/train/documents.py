@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from qkscope.documents.encode import Encoder
+from qkscope.documents.encode import Encoder, Window, read_windows, warn_of_copies
 from qkscope.documents.sources import read_documents
-from qkscope.documents.windows import Window, read_windows, warn_of_copies
 from qkscope.errors import DocumentError, InputError
 from qkscope.study.schema import Documents
 from qkscope.text import counted

@@ -1,55 +1,66 @@
-"""A results folder that gains one entry for each step that is measured: all tables, provenance, page.
+"""A results folder that gains a checkpoint for each step that is measured.
 
-A step's rows are those that a study would have. Each table is replaced by one with these rows at its end, so whoever
-reads it finds it whole. `training.json` is written last. Whatever a table holds beyond the size that it lists is of a
-step that was being added when its process died; the next one to add a step writes over it.
+Adding a step saves its sums and the numbers that trackers get, nothing else: a killed training loses no measurement.
+Tables are made of all steps at once, when the training ends, when there is time for a page, or by `qkscope analyze` on
+the folder. A step's rows stay in the folder, so its moments can be removed once they are made.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import secrets
+import struct
 import warnings
-from io import BytesIO
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qkscope.errors import InputError, QkscopeWarning
-from qkscope.files import as_path, require_writable, write_text
-from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
+from qkscope.files import as_path, remove_file, require_writable, write_text
+from qkscope.foreign import Missing, Unreadable, opened, parse_json, read_bytes
 from qkscope.kinds import CHECKPOINTS
-from qkscope.results.environment import environment
 from qkscope.results.folder import (
-    PROVENANCE_JSON,
+    MOMENTS_SUFFIX,
     QK_CSV,
+    REPORT_HTML,
     TRAINING_JSON,
-    head_table_path,
+    entries,
+    moments_folder,
     moments_path,
     parts_path,
     refuse_links,
     results_file,
 )
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import SCHEMA as PROVENANCE_SCHEMA
-from qkscope.results.provenance import CheckpointRecord, Provenance, write_provenance
-from qkscope.results.read import read_provenance
-from qkscope.results.remove import remove_parts, remove_unfinished
-from qkscope.results.schema import QK, REPLICATES, is_parquet
+from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.remove import remove_unfinished
+from qkscope.results.schema import HEADS, QK, REPLICATES
+from qkscope.run.events import Events
+from qkscope.study.rows import RowSettings
+from qkscope.study.schema import Study
+from qkscope.tables.workers import TableParts
 from qkscope.train.cost import Cost, Seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from qkscope.moments.moments import Moments
-    from qkscope.study.rows import RowSettings
     from qkscope.tables.parts import TablePart
 
-SCHEMA = 2
+SCHEMA = 3
 LARGEST = 256 * 1024 * 1024  # bytes of training.json; 10 000 steps have 30 MB
 PREFIX = "qkscope/"  # of scalars
 START_OVER = "give another folder, or remove this one"
+STEP = re.compile(rf"step-(\d{{1,18}}){re.escape(MOMENTS_SUFFIX)}")
+END = struct.Struct("<Q8s")  # behind a step's rows: bytes of what describes them, MAGIC
+MAGIC = b"qksteps1"
 
 
 class StepRecord(BaseModel):
@@ -62,34 +73,24 @@ class StepRecord(BaseModel):
 
 
 class TrainingRecord(BaseModel):
-    """`training.json`: which steps the tables hold, and what they were measured with."""
+    """`training.json`: which steps were measured, and with what."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: Annotated[int, Field(alias="schema")] = SCHEMA
     writer: str = ""  # a mark of whoever adds steps now; another's means that two trainings write here
+    title: str = "Training"
+    keep_moments: bool = False
     settings: dict[str, Any] = {}
-    tables: dict[
-        str, Annotated[int, Field(ge=0)]
-    ] = {}  # by table: bytes of a CSV file with these steps, row groups of a Parquet file
     steps: list[StepRecord] = []  # in the order in which they were measured
     seconds: Seconds = Seconds()  # of the whole training run, when its last step was added
 
-    def find(self, step: int) -> StepRecord | None:
-        """What is known of a step; None where it was not measured."""
-        return next((each for each in self.steps if each.step == step), None)
-
-
-def step_name(step: int) -> str:
-    """What tables call the entry of a step."""
-    return f"step-{step}"
-
 
 class TrainingFolder:
-    """Tables that grow while a model trains: `folder.add(step, moments)`.
+    """A results folder that grows while a model trains: `folder.add(step, moments)`, at the end `folder.write_page()`.
 
     `components` and `skip_positions` are as in a study. `detail` asks for tables with many rows per head, which grow
-    fast; `keep_moments` for a moments file of each step, which tables that compare steps need.
+    fast; `keep_moments` keeps a moments file of each step, which tables that compare steps need.
     """
 
     def __init__(
@@ -113,11 +114,19 @@ class TrainingFolder:
         self._record = record or TrainingRecord()
         self._writer = secrets.token_hex(8)
         self._warned = False
-        self._steps_on_page = 0
+
+    @classmethod
+    def reopened(cls, folder: Path) -> TrainingFolder | None:
+        """The folder of a training, as it was begun; None where no step was measured."""
+        record = _read_record(folder)
+        if record is None or not record.steps:
+            return None
+        options = {name: record.settings.get(name) for name in ("components", "skip_positions", "detail")}
+        return cls(folder, title=record.title, keep_moments=record.keep_moments, **options)  # type: ignore[arg-type]
 
     @property
     def steps(self) -> list[int]:
-        """The steps that the tables hold, in order."""
+        """The steps that were measured, in order."""
         return sorted(each.step for each in self._record.steps)
 
     @property
@@ -131,56 +140,69 @@ class TrainingFolder:
 
     def scalars(self, step: int) -> dict[str, float] | None:
         """The numbers of a step for trackers; None where it was not measured."""
-        record = self._record.find(step)
-        return None if record is None else dict(record.scalars)
+        return next((dict(each.scalars) for each in self._record.steps if each.step == step), None)
 
     def add(self, step: int, moments: Moments, tokens: int | None = None, cost: Cost | None = None) -> dict[str, float]:
-        """Add a step's lines to every table; returns its scalars. A recorded step stays as it is.
+        """Save a step's moments; returns its scalars. A recorded step stays as it is.
 
         `tokens` is the number of tokens the model was trained on so far, where known; `cost` counts seconds.
         """
         if (known := self.scalars(step)) is not None:
             return known
-        with lock_folder(self.path):
-            self._claim(moments)
-            part = self._part(step, moments, tokens)
-            self._require_same_tables(part)
-            if self.keep_moments:
-                moments.save(moments_path(self.path, step_name(step)))
-            self._write_provenance(part.origin)
-            sizes = {table: self._append(table, part) for table in part.headers}
-            scalars = scalars_of(step_name(step), _part_rows(part, QK), _part_rows(part, REPLICATES))
-            self._record.tables = sizes
-            self._record.steps.append(StepRecord(step=step, scalars=scalars))
-            if cost is not None:
-                self._record.seconds = cost.seconds
-            _write_record(self.path, self._record)
-            remove_parts(self.path)
-        return scalars
+        self._claim(moments)
+        name = f"step-{step}"
+        moments.provenance.update(name=name, label=f"{step:,}", step=step, trained_tokens=tokens)
+        moments.save(moments_path(self.path, name))
+        return self._noted(step, moments, cost)
 
     def difference(self, step: int, moments: Moments) -> float:
         """The largest difference in |r_q| or |r_k| of any head between moments of now and a recorded step."""
-        if self._record.find(step) is None:
+        from qkscope.tables.parts import part_rows
+
+        if step not in self.steps:
             raise InputError(f"{self.path} has no step {step}")
-        with lock_folder(self.path):
-            now = _part_rows(self._part(step, moments), QK)
-            remove_parts(self.path)
-        with head_table_path(self.path, QK_CSV).open("rb") as table:
-            start = f"{step_name(step)},".encode()
-            recorded = _frame(table.readline(), b"".join(line for line in table if line.startswith(start)))
-        both = recorded[recorded["pc"] == 0].merge(now[now["pc"] == 0], on=["layer", "head"], suffixes=("", "_now"))
+        parts, name = self._parts(moments.layout.context), f"step-{step}"
+        recorded = part_rows(parts.of({name: moments_path(self.path, name)})[0], QK).to_pandas()
+        now = self._leading_rows(name, moments)[HEADS]
+        both = recorded[recorded["pc"] == 0].merge(now, on=["layer", "head"], suffixes=("", "_now"))
         return float(max((both[name].abs() - both[f"{name}_now"].abs()).abs().max() for name in ("r_q", "r_k")))
 
-    def write_page(self) -> None:
-        """Bring `report.html` and `tables/` up to date, and tables that compare steps, where moments are kept."""
+    def write_tables(self, cost: Cost | None = None) -> bool:
+        """Make the tables of all steps and their provenance; whether there was a step that they did not have."""
+        from qkscope.tables.from_moments import write_results
+
+        if self._record.steps:
+            self._take_up()
+        names = [f"step-{step}" for step in self.steps]
+        files = {name: moments_path(self.path, name) for name in names}
+        if not names or (results_file(self.path, QK_CSV).is_file() and not self._new(files)):
+            return False
+        with lock_folder(self.path):
+            remove_unfinished(self.path, alone=True)
+            context = self._record.settings["buckets"][-1]
+            # What provenance states of a training: there is no study file.
+            about = {"study": "training", "title": self.title, "kind": CHECKPOINTS, "axis": "step", "checkpoints": []}
+            study, made, settings = Study.model_construct(**about), self._parts(context), self._row_settings(context)
+            write_results(
+                self.path, files, settings, Events(), "qkscope.train", study, kind=CHECKPOINTS, made=made,
+                page_follows=True,
+            )  # fmt: skip
+            with suppress(OSError):  # unless moments are kept
+                moments_folder(self.path).rmdir()
+        if cost is not None:
+            self._record.seconds = cost.seconds
+            _write_record(self.path, self._record)
+        return True
+
+    def write_page(self, cost: Cost | None = None) -> None:
+        """Bring tables, `report.html` and the tables behind it up to date."""
         from qkscope.report.write import write_report
 
-        if self._steps_on_page == len(self._record.steps):
-            return
-        with lock_folder(self.path):
-            self._write_study_tables()
-            write_report(self.path, figures=False)
-        self._steps_on_page = len(self._record.steps)
+        page, table = (results_file(self.path, name) for name in (REPORT_HTML, QK_CSV))
+        written = self.write_tables(cost)
+        if written or not page.is_file() or page.stat().st_mtime < table.stat().st_mtime:
+            with lock_folder(self.path):
+                write_report(self.path, figures=False)
 
     # -- one step -----------------------------------------------------------------------------------------
 
@@ -193,19 +215,25 @@ class TrainingFolder:
         recorded = record.settings if record is not None and record.steps else settings
         for name, value in settings.items():
             if recorded.get(name) != value:
+                texts = (str(recorded.get(name)), str(value))
+                was, now = (text if len(text) <= 60 else f"{text[:57]}..." for text in texts)
                 raise InputError(
-                    f"{self.path} has steps that were measured with {name} {_short(recorded.get(name))}, not "
-                    f"{_short(value)}; measure with the same, or {START_OVER}"
+                    f"{self.path} has steps that were measured with {name} {was}, not {now}; measure with the same, "
+                    f"or {START_OVER}"
                 )
         self._record = record or self._record
-        self._record.writer, self._record.settings = self._writer, settings
-        remove_unfinished(self.path, alone=True)
-        remove_parts(self.path)  # of a process that was killed
-        _write_record(self.path, self._record)
+        if self._record.writer != self._writer:
+            self._record.writer, self._record.settings = self._writer, settings
+            self._record.title, self._record.keep_moments = self.title, self.keep_moments
+            _write_record(self.path, self._record)
+            self._take_up()
 
     def _settings_of(self, moments: Moments) -> dict[str, Any]:
         """What must be the same for all steps, by names that an error can use."""
+        from qkscope.lenses.registry import head_tables
+
         origin = CheckpointRecord.read(moments.provenance)
+        measures = [[each.name, *(column.name for column in each.columns)] for each in head_tables()]
         return {
             "documents": origin.corpus.fingerprint if origin.corpus else None,
             "buckets": list(moments.layout.edges),
@@ -216,103 +244,111 @@ class TrainingFolder:
             "detail": self.detail,
             "model": origin.model_type,
             "heads": [[f.layer, f.q_heads, f.kv_heads, f.head_dim] for f in moments.layers.values()],
+            "measures": f"version {hashlib.sha256(json.dumps(measures).encode()).hexdigest()[:8]}",
         }
 
-    def _row_settings(self, context: int) -> RowSettings:
-        from qkscope.study.rows import RowSettings
-
-        return RowSettings(common=context, components=self.components, skip=self.skip_positions, detail=self.detail)
-
-    def _part(self, step: int, moments: Moments, tokens: int | None = None) -> TablePart:
-        """The step's lines of all tables, in a file of their own: those that its moments file would give."""
-        from qkscope.lenses.registry import head_tables
+    def _noted(self, step: int, moments: Moments, cost: Cost | None = None) -> dict[str, float]:
+        """Record a step with its scalars, which are those of its tables."""
         from qkscope.moments.file import round_as_stored
-        from qkscope.tables.parts import PartRequest, part_of
+        from qkscope.tables.parts import arrow_table
 
-        name, settings = step_name(step), self._row_settings(moments.layout.context)
-        moments.provenance.update(name=name, label=f"{step:,}", step=step, trained_tokens=tokens)
-        request = PartRequest(name, moments_path(self.path, name), None, settings, parts_path(self.path, name))
+        name = f"step-{step}"
+        rows = self._leading_rows(name, round_as_stored(moments))
+        heads, replicates = (arrow_table(table, rows[table]).to_pandas() for table in (HEADS, REPLICATES))
+        scalars = scalars_of(name, heads, replicates)
+        self._record.steps.append(StepRecord(step=step, scalars=scalars))
+        if cost is not None:
+            self._record.seconds = cost.seconds
+        _write_record(self.path, self._record)
+        return scalars
+
+    def _leading_rows(self, name: str, moments: Moments) -> dict[str, pd.DataFrame]:
+        """Component 0 of each head over its whole context, and its replicates: all that scalars need."""
+        from qkscope.lenses.position import LEADING
+        from qkscope.lenses.rows import checkpoint_rows
+
         with warnings.catch_warnings():
             if self._warned:  # windows that are too short for a number are so at every step: one warning is enough
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
-            return part_of(round_as_stored(moments), request, head_tables())
+            leading = replace(LEADING, windows="own", judged=(), judge=None)
+            return checkpoint_rows(moments, [leading], self._row_settings(moments.layout.context), model=name)
 
-    def _require_same_tables(self, part: TablePart) -> None:
-        """Refuse to add rows to tables that another version has written, or that somebody has cut."""
-        from qkscope.tables.parts import stored_header, stored_size
+    def _parts(self, context: int) -> StepParts:
+        return StepParts(self.path, self._row_settings(context), keep_moments=self.keep_moments)
 
-        recorded = self._record.tables
-        for table in sorted({*part.headers, *recorded}) if self._record.steps else ():
-            path = self._table_path(table)
-            if stored_size(path) < recorded.get(table, 0):
-                raise InputError(f"{path}: is shorter than what was written to it; {START_OVER}")
-            if table not in recorded or stored_header(path) != part.headers.get(table):
-                raise InputError(
-                    f"{self.path}: {path.name} of its steps has other columns than this qkscope "
-                    f"({environment()['qkscope']}) writes; {START_OVER}"
-                )
-
-    def _append(self, table: str, part: TablePart) -> int:
-        """Replace a table by one with the part's rows after those of the recorded steps; returns its size."""
-        from qkscope.tables.parts import append_part
-
-        return append_part(part, table, self._table_path(table), self._record.tables.get(table, 0))
-
-    def _table_path(self, table: str) -> Path:
-        return head_table_path(self.path, f"{table}.{'parquet' if is_parquet(table) else 'csv'}")
+    def _row_settings(self, context: int) -> RowSettings:
+        return RowSettings(common=context, components=self.components, skip=self.skip_positions, detail=self.detail)
 
     # -- all steps ----------------------------------------------------------------------------------------
 
-    def _origins(self) -> dict[str, CheckpointRecord]:
-        """The provenance of the recorded steps, by name, in the order of steps."""
-        known = read_provenance(results_file(self.path, PROVENANCE_JSON)).by_name()
-        return {name: known.get(name, CheckpointRecord()) for name in map(step_name, self.steps)}
+    def _take_up(self) -> None:
+        """Record the steps whose moments a process saved that was killed before it recorded them."""
+        from qkscope.moments.moments import Moments
 
-    def _write_provenance(self, new: CheckpointRecord) -> None:
-        origins = {**self._origins(), str(new.name): new}
-        provenance = {
-            "schema": PROVENANCE_SCHEMA,
-            "qkscope": environment()["qkscope"],
-            "command": "qkscope.train",
-            "study": {"study": "training", "title": self.title, "kind": CHECKPOINTS, "axis": "step"},
-            "kind": CHECKPOINTS,
-            "kind_stated": True,
-            "corpus": new.corpus,
-            "checkpoints": [origins[name] for name in sorted(origins, key=lambda name: int(name.rpartition("-")[2]))],
-            "checkpoints_left_out": [],
-            "analysis": {
-                "components": self.components,
-                "heads": "all",
-                "layers": "all",
-                "common_window": new.context,
-                "skip_positions": self.skip_positions,
-            },
-            "environment": environment(),
-        }
-        write_provenance(self.path, Provenance.of(provenance))
+        saved = (STEP.fullmatch(entry.name) for entry in entries(moments_folder(self.path)))
+        for step in sorted({int(name[1]) for name in saved if name is not None} - {*self.steps}):
+            self._noted(step, Moments.load(moments_path(self.path, f"step-{step}")))
 
-    def _write_study_tables(self) -> None:
-        """Tables about all steps at once, which need the moments of each."""
-        from qkscope.tables.of_study import write_study_tables
-        from qkscope.tables.parts import TablePart
-
-        origins = self._origins()
-        files = {name: moments_path(self.path, name) for name in origins}
-        if all(path.is_file() for path in files.values()):
-            context = max(origin.context or 0 for origin in origins.values())
-            parts = [TablePart(self.path, {}, {}, origin, origin.context or context) for origin in origins.values()]
-            write_study_tables(self.path, files, parts, self._row_settings(context), CHECKPOINTS)
+    def _new(self, files: Mapping[str, Path]) -> bool:
+        """Whether a step is not in the tables yet."""
+        return any(_stored_part(parts_path(self.path, name)) is None for name in files)
 
 
-def scalars_of(name: str, components: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, float]:
-    """An entry in a few numbers for trackers, those of `qkscope log`, from its rows of `qk` and `replicates`."""
+class StepParts(TableParts):
+    """The rows of steps, each made once; they stay in the folder, and moments leave it unless they are to be kept."""
+
+    def __init__(self, folder: Path, settings: RowSettings, *, keep_moments: bool) -> None:
+        super().__init__(folder, settings)
+        self._keep_moments = keep_moments
+
+    def of(self, files: Mapping[str, Path]) -> list[TablePart]:
+        """The parts of these steps, in this order; those that are missing are made."""
+        parts = {name: _stored_part(parts_path(self._folder, name)) for name in files}
+        missing = {name: path for name, path in files.items() if parts[name] is None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", QkscopeWarning)  # the first measurement has warned
+            made = dict(zip(missing, super().of(missing), strict=True))
+        for part in made.values():
+            about = {"bytes": part.bytes, "headers": part.headers, "window": part.window}
+            described = json.dumps({**about, "origin": part.origin.to_json()}).encode()
+            with part.place.open("ab") as file:
+                file.write(described + END.pack(len(described), MAGIC))
+                file.flush()
+                os.fsync(file.fileno())
+        for path in () if self._keep_moments else files.values():
+            remove_file(path)
+        return [parts[name] or made[name] for name in files]
+
+
+def _stored_part(path: Path) -> TablePart | None:
+    """The rows of a step that an earlier call made; None where there are none, or not all of them."""
+    from qkscope.tables.parts import TablePart
+
+    try:
+        with opened(path, 2**40) as file:
+            end = file.seek(0, 2)
+            file.seek(max(0, end - END.size))
+            ending = file.read(END.size)
+            length, magic = END.unpack(ending) if len(ending) == END.size else (0, b"")
+            if magic != MAGIC or length > min(end - END.size, LARGEST):
+                return None
+            file.seek(end - END.size - length)
+            stored = parse_json(file.read(length))
+    except (Missing, Unreadable):
+        return None
+    places = {str(table): (int(start), int(stop)) for table, (start, stop) in stored["bytes"].items()}
+    headers = {str(table): str(line) for table, line in stored["headers"].items()}
+    return TablePart(path, places, headers, CheckpointRecord.read(stored["origin"]), int(stored["window"]))
+
+
+def scalars_of(name: str, heads: pd.DataFrame, replicates: pd.DataFrame) -> dict[str, float]:
+    """A checkpoint in a few numbers for trackers, those of `qkscope log`, from component 0 of its heads."""
     from qkscope.lenses.registry import registered
     from qkscope.lenses.views import WindowView
     from qkscope.results.entries import Entries, Entry
     from qkscope.share.trackers import entry_scalars
 
-    heads = components[components["pc"] == 0].reset_index(drop=True)
     here = replicates[replicates["window"] == heads["window"].max()].reset_index(drop=True)
     study = Entries(name, (Entry(name, name),), (name,), sampled_heads=False, same_documents=True)
     return entry_scalars(WindowView(study, heads, registered(), tables={REPLICATES: here}), name, PREFIX)
@@ -343,22 +379,3 @@ def _read_record(folder: Path) -> TrainingRecord | None:
 def _write_record(folder: Path, record: TrainingRecord) -> None:
     text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False)
     write_text(results_file(folder, TRAINING_JSON), f"{text}\n")
-
-
-def _part_rows(part: TablePart, table: str) -> pd.DataFrame:
-    from qkscope.tables.parts import part_rows
-
-    rows: pd.DataFrame = part_rows(part, table).to_pandas()
-    return rows
-
-
-def _frame(header: bytes, lines: bytes) -> pd.DataFrame:
-    import pandas as pd
-
-    text = BytesIO(header + lines)
-    return pd.read_csv(text, dtype={"model": str}, keep_default_na=False, na_values=[""], low_memory=False)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -175,12 +175,16 @@ class Probe:
         scalars: dict[str, float] = {}
         with training_continues(step, strict=self.settings.strict, refuse=not self._measured):
             scalars.update(self._measure(step, tokens))
+        if self.settings.page and self._cost.fits("page"):
+            with training_continues(step, strict=self.settings.strict):
+                self.finish()
         return scalars
 
     def finish(self) -> None:
-        """Bring the page up to date, whatever it costs: the training has ended."""
-        if self.folder is not None and self.settings.page:
-            self.folder.write_page()
+        """Make the tables, and the page if it is wanted, whatever that costs: the training has ended."""
+        if self.folder is not None and self.folder.steps:
+            with self._cost.counted("page"):
+                (self.folder.write_page if self.settings.page else self.folder.write_tables)(self._cost)
 
     def _open(self, out: Path) -> None:
         """The folder, with tables in detail as its steps have them, or where few steps will come."""
@@ -213,9 +217,6 @@ class Probe:
                 return self._recorded(step)
             first = not self.folder.steps
             scalars = self.folder.add(step, moments, tokens, self._cost)
-        if self.settings.page and self._cost.fits("page"):
-            with self._cost.counted("page"):
-                self.folder.write_page()
         costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
         if not first:  # before the first measurement there was no training to compare with
             costs[f"{PREFIX}cost_share"] = self._cost.share

@@ -1,31 +1,43 @@
-"""The layout of qk-sniffer datasets: one folder `l{LL}h{HH}{q|k}` per head, Parquet files inside.
+"""The layout of qk-sniffer datasets (one folder `l{LL}h{HH}{q|k}` per head, Parquet files inside), and their samples.
 
 Columns: bucket, example_id (the document), position, vector, sliding_window (null on full attention), and in some
 datasets token_str. Folder names are parsed into numbers and only those numbers travel on; paths come from listing
 directories, never from what a file says. Files written by qkscope also carry what it knows of the layer and the
 model (`FileFacts`) in the Parquet schema's metadata, which other readers ignore.
+
+A token is kept with a probability that only its position decides, drawn by document, layer and position: all heads of a
+layer keep the same tokens; batches, workers and the length a document is cut to make no difference; a lower rate keeps
+a part of what a higher one keeps. The published protocol has a rate of 1 / bucket size, one token per bucket and
+document on average. A log-uniform sample keeps as many tokens each time that the position doubles, so that it covers
+early positions, of which there are few.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import scandir
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qkscope.errors import InputError, first_line
 from qkscope.layers import LayerFacts, require_integer
+from qkscope.moments.layout import PADDING
 from qkscope.moments.second_moments import Kind
-from qkscope.validation.sampling import VectorSample
 
 DATA_FILE = "data.parquet"
 TOKEN_COLUMN = "token_str"
 METADATA_KEY = b"qkscope"
 SEARCH_DEPTH = 2  # the predecessor nests a model's heads in a folder of the model's name, its README in the root
 MAX_LAYERS = 10_000  # as many as folder names can number
+
+PUBLISHED_BUCKETS = 16  # of the context, so 16 tokens per document and head
+Integers = NDArray[np.int64]
 
 HEAD_FOLDER = re.compile(r"l([0-9]{2}|[1-9][0-9]{2,3})h([0-9]{2}|[1-9][0-9]{2,3})([qk])")
 _LOOSE = re.compile(r"l[0-9]+h[0-9]+[qk]", re.IGNORECASE)
@@ -97,22 +109,15 @@ def find_vectors(folder: Path | str, layer: int | None = None) -> VectorFolders:
 
 def _dataset_roots(folder: Path, depth: int) -> dict[Path, dict[HeadName, Path]]:
     """The folders that hold heads, and those of each head."""
-    if heads := _head_folders(folder):
-        return {folder: heads}
-    below = _subfolders(folder) if depth else []
-    return {root: heads for path in below for root, heads in _dataset_roots(path, depth - 1).items()}
-
-
-def _head_folders(folder: Path) -> dict[HeadName, Path]:
+    names = sorted(each.name for each in scandir(folder) if each.is_dir() and not each.name.startswith("."))
     try:
-        return {head: path for path in _subfolders(folder) if (head := parse_head(path.name)) is not None}
+        heads = {head: folder / name for name in names if (head := parse_head(name)) is not None}
     except VectorsError as error:
         raise error.within(str(folder)) from None
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    names = sorted(each.name for each in scandir(folder) if each.is_dir() and not each.name.startswith("."))
-    return [folder / name for name in names]
+    if heads:
+        return {folder: heads}
+    below = (_dataset_roots(folder / name, depth - 1) for name in names) if depth else ()
+    return {root: of_root for found in below for root, of_root in found.items()}
 
 
 def _parquet_files(folder: Path) -> tuple[Path, ...]:
@@ -120,8 +125,7 @@ def _parquet_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
     if not files:
         raise VectorsError(f"{folder}: has no parquet file; download it again, or remove the folder")
-    odd = [path for path in files if not path.is_file()]  # a pipe would never end
-    if odd:
+    if odd := [path for path in files if not path.is_file()]:  # a pipe would never end
         raise VectorsError(f"{odd[0]}: is not a plain file; download it again, or remove it")
     return files
 
@@ -197,3 +201,79 @@ def arrow_schema(width: int, facts: FileFacts | None = None, *, tokens: bool = F
         *([(TOKEN_COLUMN, pa.string())] if tokens else []),
     ]
     return pa.schema(fields, metadata=facts.to_metadata() if facts else None)
+
+
+# -- which tokens are kept -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VectorSample:
+    """A sample of raw vectors: requested (`run --vectors`), or as a dataset states it."""
+
+    rate: float | None = None  # share of tokens; None: the published rate, one token per position bucket
+    seed: int = 0
+    tokens: bool = False  # whether the texts of tokens are kept next to them
+    per_doubling: int = 0  # instead of a rate: log-uniform, so many tokens each time that the position doubles
+
+    def rate_at(self, context: int) -> float:
+        """The share of a document's tokens that is kept on average, for a checkpoint of this context."""
+        if self.per_doubling:
+            return log_uniform_rate(context, self.per_doubling)
+        return published_rate(context) if self.rate is None else self.rate
+
+
+def published_rate(context: int) -> float:
+    """1 / bucket size; a context shorter than its buckets is kept whole."""
+    return min(1.0, PUBLISHED_BUCKETS / context)
+
+
+def log_uniform(positions: int, per_doubling: int) -> NDArray[np.float64]:
+    """The probability of each position in a sample of so many tokens between 2ⁿ − 1 and 2ⁿ⁺¹ − 1, for every n.
+
+    Where there are fewer positions than that, all are kept.
+    """
+    octave = np.floor(np.log2(np.arange(1, positions + 1)))
+    return np.minimum(1.0, per_doubling / np.exp2(octave))
+
+
+def log_uniform_rate(context: int, per_doubling: int) -> float:
+    """The share of a document's tokens that a log-uniform sample keeps on average."""
+    return float(log_uniform(context, per_doubling).mean())
+
+
+def sampled_positions(
+    documents: Sequence[int],
+    tokens: int,
+    *,
+    layer: int,
+    rate: float,
+    seed: int,
+    positions: Integers | None = None,
+    per_doubling: int = 0,
+) -> Integers:
+    """Positions (rows, tokens) of a batch with -1 for every token that is not kept, as `Moments.add` takes them.
+
+    `documents` has the corpus index of each row; `positions` is given where rows are padded (-1 there). With
+    `per_doubling`, that decides and not the rate.
+    """
+    if not 0 < rate <= 1:
+        raise InputError(f"a sampling rate is above 0 and at most 1, not {rate}")
+    if per_doubling < 0:
+        raise InputError(
+            f"a log-uniform sample keeps 1 token or more each time that the position doubles, not {per_doubling}"
+        )
+    if min(seed, layer, *documents) < 0:
+        raise InputError(f"seed {seed}, layer {layer} and documents {list(documents)} of a sample must be 0 or more")
+    shape = (len(documents), tokens)
+    all_positions = np.broadcast_to(np.arange(tokens) if positions is None else positions, shape)
+    longest = int(all_positions.max(initial=0)) + 1
+    chance = log_uniform(longest, per_doubling) if per_doubling else np.full(longest, rate)
+    kept = np.full(shape, PADDING, dtype=np.int64)
+    for row, document in enumerate(documents):
+        # Named outright: the same tokens with every numpy version that keeps PCG64.
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, layer, document))))
+        chosen = generator.random(longest) < chance  # of shorter rows, the first of the same draws
+        row_positions = all_positions[row]
+        keep = (row_positions >= 0) & chosen[row_positions]  # padding reads the last position, and is left out
+        kept[row, keep] = row_positions[keep]
+    return kept

@@ -34,10 +34,17 @@ from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
 from qkscope.tables.origin import longest_window
-from qkscope.validation.kept import KeptLayer, kept_layer
 from qkscope.validation.layout import VectorsError, find_vectors, stored_sample
-from qkscope.validation.plasticity import KEY_PAIRS, NUMBERS, PUBLISHED, SEED, Tally, sampled_plasticity
-from qkscope.validation.published import published_plasticity
+from qkscope.validation.plasticity import (
+    KEY_PAIRS,
+    NUMBERS,
+    PUBLISHED,
+    SEED,
+    Tally,
+    published_plasticity,
+    sampled_plasticity,
+)
+from qkscope.validation.scan import KeptLayer, kept_layer
 
 MOST_TOKENS = 50_000  # of a layer, as the public code of the published study has it
 ERRORS = "jackknife over the keys' documents, queries fixed"

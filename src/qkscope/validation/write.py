@@ -23,8 +23,17 @@ from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.second_moments import KINDS, Kind
-from qkscope.validation.layout import DATA_FILE, TOKEN_COLUMN, FileFacts, HeadName, VectorsError, arrow_schema
-from qkscope.validation.sampling import Integers, VectorSample, sampled_positions
+from qkscope.validation.layout import (
+    DATA_FILE,
+    TOKEN_COLUMN,
+    FileFacts,
+    HeadName,
+    Integers,
+    VectorSample,
+    VectorsError,
+    arrow_schema,
+    sampled_positions,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,8 +142,8 @@ class VectorWriter:
 
     def _finish(self) -> None:
         """Write every head's file, and give the dataset its name."""
-        for facts in self._layers.values():
-            self._write_layer(facts)
+        for about in self._layers.values():
+            self._write_layer(about)
         (self._staging / "README.md").write_text(self._card(), encoding="utf-8")
         shutil.rmtree(self._spool)
         if self.folder.exists():

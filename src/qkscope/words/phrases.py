@@ -71,6 +71,13 @@ def plus_minus(value: float, error: float, *, signed: bool = False) -> str:
     return f"{rounded:{sign}.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
 
 
+def share_plus_minus(share: float, error: float) -> str:
+    """A share in per cent: `24.7 ± 0.2%`; without an error, a whole percentage."""
+    if not math.isfinite(error) or error <= 0 or not math.isfinite(share):
+        return percent(share)
+    return f"{plus_minus(100 * share, 100 * error)}%"
+
+
 def signed(value: float, decimals: int = 2) -> str:
     """`+0.53` or `−0.53`, with a real minus sign; a zero has none."""
     if math.isnan(value):

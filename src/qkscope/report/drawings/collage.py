@@ -40,8 +40,8 @@ from qkscope.results.folder import (
     plain_name,
     vectors_path,
 )
-from qkscope.validation.kept import kept_layer, token_texts_of
 from qkscope.validation.layout import find_vectors
+from qkscope.validation.scan import kept_layer, token_texts_of
 from qkscope.words.blocks import AnyBlock, TableBlock, heading, paragraph, to_markdown
 from qkscope.words.phrases import shortened
 

@@ -17,7 +17,7 @@ from qkscope.errors import QkscopeError
 from qkscope.run.checkpoint_plan import Shard
 from qkscope.run.options import CaptureOptions
 from qkscope.run.stopping import Stop
-from qkscope.validation.sampling import VectorSample
+from qkscope.validation.layout import VectorSample
 
 POLL_SECONDS = 0.5  # between checks whether the run was asked to stop
 ATTEMPTS = 3  # after which a task whose workers died is itself the likely cause
