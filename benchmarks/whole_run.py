@@ -43,7 +43,7 @@ PLACES = {
     "loading": [("qkscope.capture.load", "load_backbone")],
     "probing": [("qkscope.capture.probe", "probe_model")],
     FORWARD: [("qkscope.capture.collect", "_run")],
-    "saving": [("qkscope.run.engines.worker", "deliver"), ("qkscope.run.execute", "_accept")],
+    "saving": [("qkscope.run.runner", "deliver"), ("qkscope.run.execute", "accept_whole")],
     "the last tables": [("qkscope.tables.from_moments", "analyze_study")],
 }
 

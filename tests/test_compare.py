@@ -23,7 +23,7 @@ from qkscope.compare.judge import summarize
 from qkscope.compare.numbers import group_title
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
-from qkscope.results.read import Entries, Entry
+from qkscope.results.entries import Entries, Entry
 from qkscope.stats.jackknife import false_discoveries
 
 NAME = "published:smollm3-3b"

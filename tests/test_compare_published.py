@@ -27,7 +27,7 @@ from qkscope.errors import InputError
 from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.rotation import TABLE
 from qkscope.lenses.taxonomy import category_counts, with_category
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 from written import put
 
 NAME = "published:smollm3-3b"

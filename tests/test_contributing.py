@@ -16,7 +16,7 @@ from families import tiny, tokens
 from qkscope.lenses.registry import with_lens
 from qkscope.page.pack import unsqueeze
 from qkscope.report.write import write_card_and_figure, write_report
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.tables.from_moments import analyze_files
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

@@ -698,7 +698,7 @@ def test_messages_do_not_steer_the_terminal(tmp_path, monkeypatch, capsys):
 
 
 def test_moments_of_a_stranger_do_not_name_themselves_as_they_like(tmp_path):
-    from qkscope.run.events import Events
+    from qkscope.run.progress import Events
     from qkscope.tables.from_moments import analyze_files
     from test_moments_file import example
 

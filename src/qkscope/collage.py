@@ -31,11 +31,12 @@ from qkscope.results.csv_files import write_csv
 from qkscope.results.entries import Entries
 from qkscope.results.folder import (
     CARD,
+    COLLAGE,
     COLLAGE_PNG,
     COLLAGE_SVG,
     POINTS_CSV,
-    collage_folder,
     moments_path,
+    output_folder,
     plain_name,
     vectors_path,
 )
@@ -106,7 +107,7 @@ def write_collage(
         raise InputError(
             f"--document {document}: none of its tokens was kept; there are {documents[:8]} … {documents[-1]}"
         )
-    place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
+    place = out or output_folder(folder, COLLAGE, plain_name(f"{checkpoint}-{'-'.join(axes.names)}"))
     write_csv(pd.concat([each.table for each in points], ignore_index=True), place / POINTS_CSV)
     figure = draw_collage(points, axes, checkpoint, document)
     style.save_as(figure, place / COLLAGE_PNG, place / COLLAGE_SVG)

@@ -28,8 +28,8 @@ from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_byt
 from qkscope.lenses.registry import registered
 from qkscope.lenses.views import build_tables
 from qkscope.moments.moments import Moments
-from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import ablation_path, moments_path
+from qkscope.results.provenance import numeric_versions
 from qkscope.results.read import load_results
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.plan import Plan

@@ -13,7 +13,7 @@ from qkscope.errors import InputError
 from qkscope.kinds import KINDS
 
 if TYPE_CHECKING:
-    from qkscope.run.events import Events
+    from qkscope.run.progress import Events
 
 ABOUT = """\
 Rebuild the tables from moments: those of a results folder with its study.yaml, or individual moments files.

@@ -13,17 +13,18 @@ from qkscope.errors import InputError
 from qkscope.results.folder import (
     CARD,
     FIGURE_PNG,
+    FIGURES,
     STUDY_YAML,
-    figures_folder,
+    TABLES,
     moments_folder,
-    tables_folder,
+    subfolder,
 )
 from qkscope.text import counted, short_number, visible, visible_line
 
 if TYPE_CHECKING:
-    from qkscope.run.events import Events
-    from qkscope.run.options import CaptureOptions
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.plan import Plan
+    from qkscope.run.progress import Events
 
 
 # What `qkscope plan` hands on to the `qkscope shard` commands that it prints.
@@ -59,7 +60,7 @@ def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
     from qkscope.results.folder import STUDY_YAML, results_file
-    from qkscope.results.left_out import read_left_out
+    from qkscope.results.provenance import read_left_out
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
@@ -71,7 +72,7 @@ def tell_left_out(folder: Path) -> None:
 
 def capture_options(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
-    from qkscope.run.options import CaptureOptions, Placement
+    from qkscope.run.engines import CaptureOptions, Placement
     from qkscope.validation.sampling import VectorSample
 
     sample = None
@@ -106,8 +107,8 @@ def plan(options: argparse.Namespace) -> int:
     """`qkscope plan`."""
     from qkscope.cli.estimate import cluster_of, estimate_lines
     from qkscope.run.execute import results_folder
+    from qkscope.run.finished import examine
     from qkscope.run.progress import progress
-    from qkscope.run.shards import examine
 
     with progress() as events:
         made = planned(options, events, here=False)  # the shards may run on other machines
@@ -152,8 +153,8 @@ def planned(options: argparse.Namespace, events: Events, *, here: bool = True) -
 
 def shard(options: argparse.Namespace) -> int:
     """`qkscope shard`."""
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.execute import capture_shard, results_folder
-    from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress
 
     with progress() as events:
@@ -211,14 +212,14 @@ def draw_report(
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
     if not figures and not page:
-        print(f"tables: {tables_folder(out or folder)}/")
+        print(f"tables: {subfolder(out or folder, TABLES)}/")
 
 
 def _print_figures(folder: Path, written: list[Path], verbose: bool) -> None:
     figures = sorted({path.parent for path in written if path.name == FIGURE_PNG})
     for figure in figures if verbose else ():
         print(f"wrote {figure}/", file=sys.stderr)
-    print(f"figures: {figures_folder(folder)}/ ({counted(len(figures), 'figure')}, each with a card in {CARD})")
+    print(f"figures: {subfolder(folder, FIGURES)}/ ({counted(len(figures), 'figure')}, each with a card in {CARD})")
 
 
 def capture(options: argparse.Namespace) -> int:
@@ -272,8 +273,8 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.cli.ablate import demo_ablations
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.execute import run_study
-    from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress, step_progress
     from qkscope.validation.sampling import VectorSample
 

@@ -60,7 +60,7 @@ def add_watch(commands: Any) -> None:
 def watch(options: argparse.Namespace) -> int:
     """`qkscope watch`."""
     from qkscope.cli.commands import command_line, quiet_libraries
-    from qkscope.run.options import CaptureOptions
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.progress import progress
     from qkscope.run.watch import SeriesWatcher, WatchSettings
 

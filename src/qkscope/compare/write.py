@@ -21,10 +21,11 @@ from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import (
     CARD,
     CHANGED_HEADS_CSV,
+    COMPARISON,
     COMPARISON_CSV,
     COMPARISON_PNG,
     COMPARISON_SVG,
-    comparison_folder,
+    output_folder,
     plain_name,
 )
 from qkscope.results.read import ResultsFolder, load_results
@@ -71,7 +72,7 @@ def compare_results(
             raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
         judged = compare_folders(mine, _load(other), tolerance)
         reference, name, source = shortened(str(other), 200), folder_name(other), "."
-    folder = out or comparison_folder(mine.writable_folder, name)
+    folder = out or output_folder(mine.writable_folder, COMPARISON, name)
     files = [folder / COMPARISON_CSV]
     write_csv(judged.cells, files[0])
     if judged.changed is not None:

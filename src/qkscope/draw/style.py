@@ -33,8 +33,9 @@ from qkscope.draw.palette import LINE as LINE
 from qkscope.draw.palette import PURPLE as PURPLE
 from qkscope.draw.palette import RED as RED
 from qkscope.files import replacing
+from qkscope.results.entries import Entries, phase_segments
 from qkscope.results.folder import FIGURE_PNG, FIGURE_SVG
-from qkscope.results.read import Entries, one_line, phase_segments
+from qkscope.results.provenance import one_line
 
 DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart

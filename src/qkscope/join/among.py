@@ -19,7 +19,7 @@ from qkscope.join.from_results import compared_heads
 from qkscope.join.published import PublishedModels, load_published_models
 from qkscope.lenses.views import Results, WindowView, build_tables
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, POINTS_CSV, join_folder
+from qkscope.results.folder import CARD, JOIN, POINTS_CSV, output_folder
 from qkscope.results.read import load_results
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, TableBlock, bullet, heading, paragraph, to_markdown
@@ -77,7 +77,7 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     published = load_published_models()
     tables = build_tables(load_results(folder))
     table = _among(tables, published)
-    place = out or join_folder(tables.files.writable_folder, "among")
+    place = out or output_folder(tables.files.writable_folder, JOIN, "among")
     write_csv(table.drop(columns="heads_are"), place / POINTS_CSV)
     write_text(place / CARD, to_markdown(_card(table, published)))
     return _lines(table, published), place

@@ -19,12 +19,13 @@ from qkscope.results.folder import (
     CARD,
     CHANGES_CSV,
     DIFFERENCES_CSV,
+    JOIN,
     JOIN_CSV,
     JOIN_PNG,
     JOIN_SVG,
     LENGTHS_CSV,
     POINTS_CSV,
-    join_folder,
+    output_folder,
     plain_name,
 )
 from qkscope.words.blocks import to_markdown
@@ -115,4 +116,4 @@ def _folder(request: JoinRequest, scores: Scores) -> Path:
     path = Path(request.measures)
     if not path.is_dir():
         raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
-    return join_folder(path, plain_name(scores.name))
+    return output_folder(path, JOIN, plain_name(scores.name))

@@ -7,7 +7,7 @@ is.
 
 from __future__ import annotations
 
-from qkscope.results.read import Entries, Entry
+from qkscope.results.entries import Entries, Entry
 from qkscope.words.phrases import label
 
 NAMED_AT_MOST = 6  # seeds or models that are named one by one

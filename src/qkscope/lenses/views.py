@@ -24,6 +24,7 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.means import with_averaged
 from qkscope.lenses.registry import registered
 from qkscope.results.csv_files import write_csv, write_csv_pieces
+from qkscope.results.entries import Entries
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import (
     NO_ROWS,
@@ -34,9 +35,8 @@ from qkscope.results.mapped import (
     rows_of_entries,
     select_rows,
 )
-from qkscope.results.read import Entries, ResultsFolder, read_named_table, read_study_table, require_numbers
+from qkscope.results.read import ResultsFolder, read_named_table, require_numbers
 from qkscope.results.remove import remove_table
-from qkscope.results.retired import earlier_summaries
 from qkscope.results.schema import (
     COMPONENTS_TABLE,
     HEADS,
@@ -47,6 +47,7 @@ from qkscope.results.schema import (
     QK,
     QK_COLUMNS,
     REPLICATES,
+    earlier_summaries,
 )
 from qkscope.stats.means import HeadPanel, LayerMeans
 from qkscope.words.blocks import AnyBlock
@@ -459,7 +460,7 @@ def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens], choice: str
     by_file: dict[str, pd.DataFrame] = {}
     for table in (table for lens in lenses for build in lens.of_study for table in build.tables):
         numbers = [column.name for column in table.columns]
-        rows = read_study_table(files, table.file, numbers, table.key, table.texts)
+        rows = read_named_table(files, table.file, numbers, table.key, table.texts)
         here = None if rows is None else rows[rows["windows"] == choice].reset_index(drop=True)
         if here is not None and not here.empty:
             by_file[table.file] = here

@@ -18,7 +18,8 @@ from qkscope.lenses.categories import CATEGORIES, classify
 from qkscope.lenses.depth_axis import DepthAxis, layer_counts
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.page.pack import Pack, exact_precision
-from qkscope.results.read import Entries, ResultsFolder
+from qkscope.results.entries import Entries
+from qkscope.results.read import ResultsFolder
 
 STATISTICS = ("explained_variance", "r_q", "r_k")
 COUNTS = ("n_q", "n_k", "window")

@@ -5,8 +5,8 @@ from typing import Any
 
 from qkscope.kinds import MODELS
 from qkscope.lenses.kind_of_layer import kinds_in_order, with_layer_kind
-from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import ResultsFolder
+from qkscope.text import without_local_paths
 
 NOT_RECORDED = "not recorded"
 LISTED = 3

@@ -25,11 +25,12 @@ from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, le
 from qkscope.page.pack import Pack, squeeze
 from qkscope.page.paired import add_changes, add_draws
 from qkscope.page.palette import AGAINST, CATEGORY_COLOURS, DARK_CATEGORY_COLOURS, DIVERGING, SEQUENTIAL, SERIES
+from qkscope.results.entries import Entry
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
-from qkscope.results.local_paths import PathShortener, without_local_paths
 from qkscope.results.mapped import drop_page_cache
-from qkscope.results.read import Entry, ResultsFolder
+from qkscope.results.read import ResultsFolder
 from qkscope.stats import significance
+from qkscope.text import PathShortener, without_local_paths
 from qkscope.words.blocks import AnyBlock, to_page
 
 FORMAT = 2

@@ -16,7 +16,7 @@ from qkscope.report.charts import draw_chart
 from qkscope.report.charts.layout import hide_titles
 from qkscope.report.gallery import gallery
 from qkscope.report.published import PUBLISHED, published_folder
-from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, entries, figure_folder, figures_folder, gallery_path
+from qkscope.results.folder import CARD, FIGURE, FIGURE_FILES, FIGURES, entries, gallery_path, output_folder, subfolder
 from qkscope.results.mapped import drop_page_cache
 from qkscope.results.remove import remove_figure
 from qkscope.words.blocks import to_markdown
@@ -28,7 +28,7 @@ def write_figure(
     figure: Figure, tables: Results, folder: Path, *, name: str | None = None, titles: bool = True
 ) -> list[Path]:
     """Draw one figure, with its card, into the folder `figures/<name>`; returns what was written."""
-    place = figure_folder(folder, name or folder_name(figure))
+    place = output_folder(folder, FIGURES, name or folder_name(figure))
     picture = draw_chart(figure, tables)
     style.save(picture if titles else hide_titles(picture), place)
     write_text(place / CARD, to_markdown(figure_card(figure, tables)))
@@ -58,6 +58,6 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
 
 def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:
     """Remove our files of figures that were not drawn now, under whatever name an earlier version gave them."""
-    for entry in entries(figures_folder(folder)):
+    for entry in entries(subfolder(folder, FIGURES)):
         if FIGURE.fullmatch(entry.name) and entry.name not in drawn:
             remove_figure(folder, entry.name)

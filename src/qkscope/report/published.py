@@ -21,7 +21,7 @@ from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts.shares import label_depth
-from qkscope.results.read import phase_segments
+from qkscope.results.entries import phase_segments
 
 NUMBERED_SHARE = 0.05  # from this share on there is room for its number
 X_LIMITS, Y_LIMITS = (-0.05, 1.05), (-1.05, 1.05)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.means import HeadPanel
 from qkscope.stats.series import Trend as Trend
 from qkscope.stats.significance import Significance

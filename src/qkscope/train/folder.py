@@ -20,7 +20,6 @@ from qkscope.errors import InputError, QkscopeWarning
 from qkscope.files import as_path, require_writable, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.kinds import CHECKPOINTS
-from qkscope.results.environment import environment
 from qkscope.results.folder import (
     PROVENANCE_JSON,
     QK_CSV,
@@ -33,7 +32,7 @@ from qkscope.results.folder import (
 )
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import SCHEMA as PROVENANCE_SCHEMA
-from qkscope.results.provenance import CheckpointRecord, Provenance, write_provenance
+from qkscope.results.provenance import CheckpointRecord, Provenance, environment, write_provenance
 from qkscope.results.read import read_provenance
 from qkscope.results.remove import remove_parts, remove_unfinished
 from qkscope.results.schema import QK, REPLICATES, is_parquet

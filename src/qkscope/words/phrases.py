@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from qkscope.results.read import Entry, one_line
+from qkscope.results.entries import Entry
+from qkscope.results.provenance import one_line
 from qkscope.stats.significance import SMALLEST
 from qkscope.text import counted
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from qkscope.results.entries import Entry, phase_segments
 from qkscope.results.folder import PROVENANCE_JSON
-from qkscope.results.local_paths import without_local_paths
 from qkscope.results.provenance import CorpusRecord
-from qkscope.results.read import Entry, ResultsFolder, phase_segments
+from qkscope.results.read import ResultsFolder
 from qkscope.results.schema import NOPE
-from qkscope.text import counted
+from qkscope.text import counted, without_local_paths
 from qkscope.words.blocks import Block, Code, Run, Strong, bullet
 from qkscope.words.phrases import listed, shortened
 

@@ -19,7 +19,7 @@ from qkscope.stats.spread import UNKNOWN_ERROR
 
 if TYPE_CHECKING:
     from qkscope.lenses.views import WindowView
-    from qkscope.results.read import Entry
+    from qkscope.results.entries import Entry
 
 
 class Ruling(StrEnum):

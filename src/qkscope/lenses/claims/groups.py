@@ -19,7 +19,7 @@ from qkscope.lenses.pca import Array
 from qkscope.lenses.score.table import ADVANTAGE, shares_shown
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error, is_significant
 from qkscope.stats.spread import FEWEST_HEADS

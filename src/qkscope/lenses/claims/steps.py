@@ -20,7 +20,7 @@ from qkscope.lenses.plasticity.compared import compared_names
 from qkscope.lenses.plasticity.table import FILE as PLASTICITY
 from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import Error, combined

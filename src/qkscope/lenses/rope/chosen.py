@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.named_entries import named_entries
 from qkscope.lenses.rope import kernel, planes
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 
 Array = NDArray[np.float64]
 MOST_PANELS = 4  # entries side by side

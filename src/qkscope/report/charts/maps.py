@@ -17,7 +17,7 @@ from qkscope.lenses.depth_axis import depth_axis
 from qkscope.lenses.named_entries import named_entries
 from qkscope.report.charts import layout
 from qkscope.report.charts.shares import label_depth
-from qkscope.results.read import phase_segments
+from qkscope.results.entries import phase_segments
 
 if TYPE_CHECKING:
     from qkscope.lenses.base import Measure

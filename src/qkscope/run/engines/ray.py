@@ -15,17 +15,17 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
 from qkscope.results.folder import marker_path
-from qkscope.run.engines.base import (
+from qkscope.run.engines import (
     POLL_SECONDS,
     BaseEngine,
-    BaseWorker,
+    CaptureOptions,
     CrewMember,
     Job,
     Noted,
@@ -33,9 +33,9 @@ from qkscope.run.engines.base import (
     Report,
     Task,
     WorkerCrew,
+    pack_plans,
+    unpack_plans,
 )
-from qkscope.run.engines.worker import pack_plans, unpack_plans
-from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.stopping import Stop
 
 CONNECT_SECONDS = 20.0  # seconds for a cluster to accept a connection
@@ -165,12 +165,7 @@ def _marked(folder: Path) -> Iterator[Path]:
 class _RayMember(CrewMember):
     actor: Any
     pending: Any  # the reference that the run waits for: readiness, or a task's reports
-    ready: bool = False
-
-    @property
-    def idle(self) -> bool:
-        """Whether it is up and has no task."""
-        return self.ready and self.task is None
+    ready: bool = field(default=False, init=False)
 
 
 class _RayCrew(WorkerCrew[_RayMember]):
@@ -180,8 +175,12 @@ class _RayCrew(WorkerCrew[_RayMember]):
         super().__init__(job, on_report, stop)
         self._ray = ray
         asked = job.options.placement
-        self._gpus = _gpus_per_worker(ray, asked)
-        self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
+        has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+        self._gpus = float(has_gpus) if asked.gpus_per_worker is None else asked.gpus_per_worker
+        nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        # Without GPUs a worker has a whole node (the smallest there is), for each holds a model.
+        cpus = 1.0 if self._gpus else max(1.0, min((each for each in nodes if each), default=1.0))
+        self._cpus = cpus if asked.cpus_per_worker is None else asked.cpus_per_worker
         plans = ray.put(pack_plans(job.plans))  # once per node, however many workers it has
         self._arguments = (plans, str(marker), job.worker, job.options, max(1, int(self._cpus)))
         self._seconds_alone = 0.0  # without a ready worker
@@ -219,7 +218,7 @@ class _RayCrew(WorkerCrew[_RayMember]):
         try:
             reports: list[Report] = self._ray.get(member.pending)
         except errors.RayTaskError as error:
-            self.fail(_worker_error(error))
+            self.failure = self.failure or _worker_error(error)
         except errors.RayError as error:  # the actor, its node, or what it returned is gone
             if not member.ready:
                 self._count_failed_start(error)
@@ -239,11 +238,9 @@ class _RayCrew(WorkerCrew[_RayMember]):
         if self._failed_starts == 1:
             self.on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
         if self._failed_starts >= FAILED_STARTS * max(1, len(self.members)):
-            self.fail(
-                QkscopeError(
-                    f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is "
-                    f"kept: check the cluster and run the same command again. The last error: {reason}"
-                )
+            self.failure = self.failure or QkscopeError(
+                f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is kept: "
+                f"check the cluster and run the same command again. The last error: {reason}"
             )
 
     def _note_no_room(self, heard: bool) -> None:
@@ -261,18 +258,6 @@ class _RayCrew(WorkerCrew[_RayMember]):
             )
 
 
-def _gpus_per_worker(ray: Any, asked: Placement) -> float:
-    if asked.gpus_per_worker is not None:
-        return asked.gpus_per_worker
-    return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
-
-
-def _cpus_per_worker(ray: Any, gpus: float) -> float:
-    """One per GPU; without GPUs a whole node (the smallest there is), for each worker holds a model."""
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    return 1.0 if gpus else max(1.0, min((cpus for cpus in nodes if cpus), default=1.0))
-
-
 def _worker_error(error: Any) -> QkscopeError:
     """The worker's error: one of ours without Ray's traceback, any other with it."""
     cause = error.cause
@@ -288,7 +273,7 @@ class _Actor:
     """The worker's side: one process somewhere in the cluster."""
 
     def __init__(
-        self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], options: CaptureOptions, threads: int
+        self, packed: bytes, marker: str, worker: Callable[..., Any], options: CaptureOptions, threads: int
     ) -> None:
         from qkscope.capture.load import limit_process
 
@@ -300,8 +285,7 @@ class _Actor:
         self._worker = worker(plans, folder, self._reports.append, options=options, shared=self._shared)
 
     def ready(self) -> list[Report]:
-        """Answers once the actor is up."""
-        return []
+        return []  # once the actor is up
 
     def run(self, task: Task, following: int | None) -> list[Report]:
         """Run a task and return all its reports."""
