@@ -126,7 +126,7 @@ def test_the_flag_does_not_change_what_an_ordinary_run_is_known_by(world, checkp
 
     file = load_study(one_checkpoint(world, str(checkpoints / "short")))
     (without,), (trusted,) = (make_plan(file, trust_remote_code=flag).checkpoints for flag in (False, True))
-    assert (without.trust_remote_code, trusted.trust_remote_code) == (False, True)
+    assert (without.source.trust_remote_code, trusted.source.trust_remote_code) == (False, True)
     assert without.fingerprint() != trusted.fingerprint()
     assert without.source.arguments["trust_remote_code"] is False
 

@@ -16,17 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    WrapValidator,
-    model_validator,
-)
+import pydantic
 from pydantic import ValidatorFunctionWrapHandler as Check
 from pydantic.functional_validators import ModelWrapValidatorHandler as MakeModel
 
@@ -79,21 +69,21 @@ def one_line(text: str) -> str:
 # -- records ---------------------------------------------------------------------------------------------------
 
 
-def _forgiving(value: Any, check: Check, info: ValidationInfo) -> Any:
+def _forgiving(value: Any, check: Check, info: pydantic.ValidationInfo) -> Any:
     """None for a value of a wrong type in a file that is read; an error in one that is written."""
     try:
         return check(value)
-    except ValidationError:
+    except pydantic.ValidationError:
         if info.context != _READING:
             raise
         return None
 
 
-def _amount(amount: int | float | None) -> int | float | None:
-    return amount if amount is not None and is_finite(amount) and 0 <= amount <= MOST_STEPS else None
+def _amount(amount: int | float) -> int | float | None:
+    return amount if is_finite(amount) and 0 <= amount <= MOST_STEPS else None
 
 
-def _tokens(value: Any, check: Check, info: ValidationInfo) -> int | None:
+def _tokens(value: Any, check: Check, info: pydantic.ValidationInfo) -> int | None:
     """A whole number of tokens; in a file that is read, None for anything else."""
     if info.context != _READING:
         return check(value)
@@ -101,19 +91,19 @@ def _tokens(value: Any, check: Check, info: ValidationInfo) -> int | None:
     return int(value) if number and 0 <= value <= LONGEST else None
 
 
-Recorded = Annotated[Value | None, WrapValidator(_forgiving)]
-Line = AfterValidator(lambda text: one_line(text) or None if text is not None else None)
-Text = Annotated[str | None, Line, WrapValidator(_forgiving)]  # to be shown
-Amount = Annotated[int | float | None, AfterValidator(_amount), WrapValidator(_forgiving)]  # of steps, or of tokens
-Tokens = Annotated[int | None, WrapValidator(_tokens)]  # of a window or a context
+Recorded = Annotated[Value | None, pydantic.WrapValidator(_forgiving)]
+Line = pydantic.AfterValidator(lambda text: one_line(text) or None)
+Text = Recorded[Annotated[str, Line]]  # to be shown
+Amount = Recorded[Annotated[int | float, pydantic.AfterValidator(_amount)]]  # of steps, or of tokens in training
+Tokens = Annotated[int | None, pydantic.WrapValidator(_tokens)]  # of a window or a context
 
 
-class Record(BaseModel):
+class Record(pydantic.BaseModel):
     """A part of a provenance."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
+    model_config = pydantic.ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
 
-    _recorded: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _recorded: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @classmethod
     def read(cls, stored: object) -> Self:
@@ -125,7 +115,7 @@ class Record(BaseModel):
         """A record to be written, whose values must be of the right types."""
         return cls.model_validate(dict(values))
 
-    @model_validator(mode="wrap")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
     def _remember(cls, values: Any, make: MakeModel[Self]) -> Self:
         made = make(values)
@@ -243,7 +233,7 @@ class LeftOutRecord(Record):
 class Provenance(Record):
     """`provenance.json`: what produced the tables of a results folder."""
 
-    schema_: Annotated[Recorded[int], Field(alias="schema")] = None
+    schema_: Annotated[Recorded[int], pydantic.Field(alias="schema")] = None
     qkscope: Text = None
     command: Recorded[str] = None
     study: Recorded[StudyRecord] = None
@@ -308,10 +298,10 @@ def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
 # -- checkpoints that were left out ---------------------------------------------------------------------------
 
 
-class _LeftOut(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _LeftOut(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
-    checkpoints: dict[Name, Annotated[str, Field(max_length=LONGEST_REASON)]]
+    checkpoints: dict[Name, Annotated[str, pydantic.Field(max_length=LONGEST_REASON)]]
 
 
 def read_left_out(folder: Path) -> dict[str, str]:
@@ -321,7 +311,7 @@ def read_left_out(folder: Path) -> dict[str, str]:
         record = _LeftOut.model_validate(parse_json(read_bytes(path, LARGEST_LEFT_OUT)))
     except Missing:
         return {}
-    except (Unreadable, ValidationError) as error:
+    except (Unreadable, pydantic.ValidationError) as error:
         raise InputError(f"{path}: cannot be used ({str(error).splitlines()[0]}); remove it") from None
     return {name: one_line(reason) for name, reason in record.checkpoints.items()}
 

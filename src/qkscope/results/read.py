@@ -16,25 +16,16 @@ import pandas as pd
 
 from qkscope.errors import InputError, TableError, first_line
 from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
+from qkscope.results import folder as layout
 from qkscope.results import schema
 from qkscope.results.archive import SUFFIX, is_archive, unpacked
 from qkscope.results.entries import (
     Entries,
-    entries_kind,
+    kind_and_span,
     listed_names,
     order_checkpoints,
     saw_the_same,
     select_checkpoints,
-    span_of,
-)
-from qkscope.results.folder import (
-    MOMENTS_SUFFIX,
-    PROVENANCE_JSON,
-    entries,
-    head_table_path,
-    moments_folder,
-    results_file,
-    stored_table,
 )
 from qkscope.results.mapped import SpillingTable, drop_page_cache, in_blocks, is_large, memory_mapped, select_rows
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
@@ -78,7 +69,7 @@ class ResultsFolder:
     def table(self, name: str, kind: TableKind | None = None) -> pd.DataFrame | None:
         """Every row of one of the tables, such as `heads` or `buckets`; None where the folder has none (yet)."""
         if name not in self._read:
-            kind, path = kind or TABLES.get(name), stored_table(self.folder, name)
+            kind, path = kind or TABLES.get(name), layout.stored_table(self.folder, name)
             key = kind.key if kind else MEANS_KEY if name == schema.LAYER_MEANS else TABLES[HEADS].key
             self._read[name] = None if path is None else _known_table(path, key, key, self.study.names)
             drop_page_cache()
@@ -91,7 +82,7 @@ class ResultsFolder:
         if rows is None or not set(_NUMBERS) <= set(rows.columns):
             return None
         if not set(_OF_LAYER) <= set(rows.columns):  # a table from elsewhere
-            rows = self._read[HEADS] = _with_layer_columns(rows, stored_table(self.folder, HEADS) or self.folder)
+            rows = self._read[HEADS] = _with_layer_columns(rows, layout.stored_table(self.folder, HEADS) or self.folder)
         return rows
 
     @property
@@ -116,23 +107,25 @@ def load_results(folder: Path | str) -> ResultsFolder:
             f"{source}: is a file; give a results folder, or an archive (.zip) that `qkscope export` wrote"
         )
     _refuse_earlier_tables(folder, source)
-    components = _read_components(results_file(folder, schema.QK_CSV))
-    provenance = read_provenance(results_file(folder, PROVENANCE_JSON))
+    components = _read_components(layout.results_file(folder, schema.QK_CSV))
+    provenance = read_provenance(layout.results_file(folder, layout.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
     contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
     window = components["window"].fillna(components["model"].map(contexts).astype(float))
     components = memory_mapped(components.assign(window=window))
     drop_page_cache()
     heads = _leading(components)
-    components_common = _read_common(results_file(folder, TABLES[schema.COMPONENTS_TABLE].file), components, provenance)
+    components_common = _read_common(
+        layout.results_file(folder, TABLES[schema.COMPONENTS_TABLE].file), components, provenance
+    )
     settings = provenance.study or StudyRecord()
-    kind = entries_kind(heads, checkpoints, provenance)
+    kind, span = kind_and_span(heads, checkpoints, provenance)
     study = Entries(
         title=settings.title or settings.study or source.resolve().name.removesuffix(SUFFIX) or "study",
         checkpoints=checkpoints,
         selected=select_checkpoints(checkpoints, settings.figure_checkpoints),
         kind=kind,
-        span=span_of(checkpoints, kind, provenance),
+        span=span,
         sampled_heads=provenance.analysis is None or provenance.analysis.heads != "all",
         same_documents=saw_the_same([c.record for c in checkpoints]),
         axis=settings.axis or "entries",
@@ -144,12 +137,12 @@ def load_results(folder: Path | str) -> ResultsFolder:
 
 def _refuse_earlier_tables(folder: Path, source: Path) -> None:
     """Refuse a folder with tables of 0.2, and state how to get those of this version; `source` is how it was named."""
-    there = [name for name in EARLIER_TABLES if head_table_path(folder, name).is_file()]
+    there = [name for name in EARLIER_TABLES if layout.head_table_path(folder, name).is_file()]
     if not there:
         return
     more = f" and {len(there) - 1} more" if len(there) > 1 else ""
     problem = f"{source}: has tables of qkscope 0.2 ({there[0]}{more})"
-    if any(entry.name.endswith(MOMENTS_SUFFIX) for entry in entries(moments_folder(folder))):
+    if any(entry.name.endswith(layout.MOMENTS_SUFFIX) for entry in layout.entries(layout.moments_folder(folder))):
         raise TableError(f"{problem}; `qkscope analyze {source}` writes them again from its moments")
     raise TableError(
         f"{problem} and no moments to write them again from; read it with qkscope 0.2, or keep qk.csv and "
@@ -176,7 +169,7 @@ def _read_common(path: Path, own: pd.DataFrame, provenance: Provenance) -> pd.Da
 
 def require_numbers(results: ResultsFolder, table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
     """Refuse a table with only some of these columns of one set, or with anything but numbers in them."""
-    path = stored_table(results.folder, name)
+    path = layout.stored_table(results.folder, name)
     missing = [column for column in columns if column not in table.columns]
     if path is None or len(missing) == len(columns):
         return
@@ -194,7 +187,7 @@ def read_named_table(
 
     `texts` are its columns of words, those ending in `model` name entries.
     """
-    path = head_table_path(results.folder, file)
+    path = layout.head_table_path(results.folder, file)
     return _known_table(path, (*key, *columns), key, results.study.names, texts) if path.exists() else None
 
 

@@ -87,11 +87,6 @@ class CheckpointPlan:
         chosen = max(choose_heads(layers, None, layer_choice(self.study)))
         return chosen if chosen < max(facts.layer for facts in layers) else None
 
-    @property
-    def commit(self) -> str | None:
-        """The Hub commit that the revision stands for."""
-        return self.source.revision if self.source.kind == "hub" else None
-
     def cached(self) -> list[ModelSource]:
         """What of the checkpoint may lie in the Hub cache: its model, which adapters share, and its adapter."""
         adapter = self.source.adapter_source
@@ -116,7 +111,7 @@ class CheckpointPlan:
     def _facts(self, shard: Shard | None) -> dict[str, Any]:
         facts = {
             "schema": SCHEMA,
-            "model": weights_fingerprint(self.source) or self.commit,
+            "model": weights_fingerprint(self.source) or self.source.revision,
             "config": self.checkpoint.config,
             "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else self.documents),
             "edges": self.layout.edges,
@@ -172,7 +167,7 @@ def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: An
             # weights, config and tokenizer
             "model": checkpoint.model,
             "revision": checkpoint.revision,
-            "commit": plan.commit,
+            "commit": source.revision if source.kind == "hub" else None,
             "base_model": source.location if source.adapter else None,
             "adapter_commit": source.adapter_revision,
             "weights": weights_fingerprint(source),

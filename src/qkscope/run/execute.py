@@ -12,6 +12,7 @@ from qkscope.results.folder import merging_path, moments_folder, moments_path, r
 from qkscope.results.lock import lock_folder, wait_for_lock
 from qkscope.results.provenance import leave_out, read_left_out, remove_left_out
 from qkscope.results.remove import remove_other_tokens, remove_unfinished, remove_vectors
+from qkscope.run import finished as disk
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.engines import (
     Advanced,
@@ -24,19 +25,6 @@ from qkscope.run.engines import (
     Started,
     Task,
     find_engine,
-)
-from qkscope.run.finished import (
-    CheckpointState,
-    accept_whole,
-    delivery_path,
-    examine,
-    examine_finished,
-    merge_shards,
-    orphan_notes,
-    other_vectors,
-    require_nothing_lost,
-    running_shard,
-    usable_shard,
 )
 from qkscope.run.plan import Plan, make_plan, with_tokens_kept
 from qkscope.run.progress import Events, default_events
@@ -120,11 +108,11 @@ def _capture(
     """Capture into a folder that the caller holds."""
     chosen = plan.chosen(options.only)
     if not options.overwrite:
-        require_nothing_lost(chosen, folder)
+        disk.require_nothing_lost(chosen, folder)
     plan = with_tokens_kept(plan, folder)
     remove_other_tokens(folder, {each.corpus.key for each in plan.checkpoints})
     if not joining:
-        for note in orphan_notes((each.checkpoint.name for each in plan.checkpoints), folder):
+        for note in disk.orphan_notes((each.checkpoint.name for each in plan.checkpoints), folder):
             events.noted(note)
         write_study_and_plan(plan, folder, overwrite=options.overwrite)
     run = _Run(plan.chosen(options.only), folder, events, options, parts)
@@ -132,7 +120,7 @@ def _capture(
         run.go(stop)
 
 
-def _remark(states: Sequence[CheckpointState], events: Events) -> None:
+def _remark(states: Sequence[disk.CheckpointState], events: Events) -> None:
     """Report each remark once, with the checkpoints that it is about."""
     for remark in dict.fromkeys(remark for state in states for remark in state.remarks):
         events.remarked(remark, [state.plan for state in states if remark in state.remarks])
@@ -156,7 +144,7 @@ class _Run:
         self._shards_done = 0
 
     def go(self, stop: Stop) -> None:
-        states = [examine(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
+        states = [disk.examine(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
         tasks = [task for number, state in enumerate(states) for task in self._tasks(number, state)]
         self._shards_done = self._shards - sum(len(task.shards) for task in tasks)
         for state in states:
@@ -189,16 +177,16 @@ class _Run:
     def _kept(self) -> str:
         return f"{self._shards_done} of {counted(self._shards, 'shard')} {are(self._shards_done)} kept"
 
-    def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
+    def _tasks(self, number: int, state: disk.CheckpointState) -> list[Task]:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""
         plan, wanted, name = state.plan, self._options.vectors, state.plan.checkpoint.name
         sample = vectors_path(self._folder, name)
         whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
-        if sample.is_dir() and self._options.overwrite and other_vectors(sample, plan, wanted, whole):
+        if sample.is_dir() and self._options.overwrite and disk.other_vectors(sample, plan, wanted, whole):
             remove_vectors(self._folder, name)
             self._events.noted(f"{name}: removed the vectors of earlier settings")
         together = wanted is not None and not sample.is_dir()
-        if wanted is not None and sample.is_dir() and (other := other_vectors(sample, plan, wanted, whole)):
+        if wanted is not None and sample.is_dir() and (other := disk.other_vectors(sample, plan, wanted, whole)):
             raise InputError(f"{sample} holds {other}").advised(
                 python="remove it, use `overwrite`, or choose another `out`",
                 command="remove it, give --overwrite, or another --out",
@@ -222,7 +210,7 @@ class _Run:
             self._events.advanced(plan, report.documents, report.tokens)
         elif isinstance(report, Finished):
             if report.contents is not None:
-                write_bytes(delivery_path(plan, report.shard, self._folder), report.contents)
+                write_bytes(disk.delivery_path(plan, report.shard, self._folder), report.contents)
             left = self._left.get(report.checkpoint, set())
             if report.shard in left:
                 left.discard(report.shard)
@@ -258,10 +246,10 @@ class _Run:
 def _make_whole(plan: CheckpointPlan, folder: Path, events: Events, begun: float, *, delivered: bool) -> None:
     """Merge a checkpoint's shards; a single one that was `delivered` is whole, and its header is only checked."""
     if delivered and plan.is_single_shard:
-        for remark in accept_whole(plan, folder):
+        for remark in disk.accept_whole(plan, folder):
             events.noted(remark)
     else:
-        merge_shards(plan, folder)
+        disk.merge_shards(plan, folder)
     remove_left_out(folder, plan.checkpoint.name)
     events.finished(plan, time.perf_counter() - begun)
 
@@ -279,22 +267,22 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
     each, shard = numbered[number]
     name = each.checkpoint.name
-    with lock_folder(folder, shared=True), running_shard(folder, name, shard) as ours:
+    with lock_folder(folder, shared=True), disk.running_shard(folder, name, shard) as ours:
         if not ours:
             raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
-            require_nothing_lost([each], folder)
+            disk.require_nothing_lost([each], folder)
         plan = with_tokens_kept(plan, folder)
         each, _ = plan.numbered_shards()[number]
         write_study_and_plan(plan, folder, overwrite=options.overwrite)
         reasons: list[str] = []
-        whole = examine_finished(each, folder, reasons, overwrite=options.overwrite)
+        whole = disk.examine_finished(each, folder, reasons, overwrite=options.overwrite)
         if whole is not None:
             events.examined(whole)
             _remark([whole], events)
             return
         begun = time.perf_counter()
-        if usable_shard(each, shard, folder, reasons) is None:
+        if disk.usable_shard(each, shard, folder, reasons) is None:
             for reason in reasons:
                 events.noted(f"to be captured again: {reason}")
             events.started(each)
@@ -307,7 +295,7 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         # checked too early to see their shard.
         begun = time.perf_counter()
         with wait_for_lock(merging_path(folder, name)):
-            if all(usable_shard(each, one, folder) is not None for one in each.shards()):
+            if all(disk.usable_shard(each, one, folder) is not None for one in each.shards()):
                 _make_whole(each, folder, events, begun, delivered=False)
 
 

@@ -16,15 +16,7 @@ from typing import Any, Literal
 from qkscope.errors import InputError, MomentsFileError
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
-from qkscope.results.folder import (
-    MOMENTS_SUFFIX,
-    entries,
-    moments_folder,
-    moments_path,
-    running_path,
-    shard_path,
-    shards_folder,
-)
+from qkscope.results import folder as layout
 from qkscope.results.lock import try_lock
 from qkscope.results.provenance import CheckpointRecord, numeric_versions
 from qkscope.results.remove import remove_empty_shards, remove_shards
@@ -33,29 +25,15 @@ from qkscope.validation.sampling import VectorSample
 
 Standing = Literal["same", "suffices", "other"]
 
-# Settings that sums depend on, in words.
-WORDS = {
-    "schema": "schema",
-    "model": "weights",
-    "config": "config overrides",
-    "tokenizer": "tokenizer",
-    "special_tokens": "special_tokens",
-    "documents": "documents",
-    "context": "context",
-    "buckets": "buckets",
-    "groups": "groups",
-    "common_window": "common window",
-    "unrotated_every": "share of tokens before rotation",
-    "sample": "sample of tokens",
-    "stage": "stage",
-    "last_layer": "last layer",
-    "dtype": "dtype",
-    "trust_remote_code": "trust_remote_code",
-    "edges": "bucket edges",
-    "tokens": "tokens",
-    "batch_tokens": "batch_tokens",
-    "shard_tokens": "shard_tokens",
-}
+# Settings that sums depend on, in the order in which messages name them, and what they are called there.
+WORDS = {key: key for key in (
+    "schema", "model", "config", "tokenizer", "special_tokens", "documents", "context", "buckets", "groups",
+    "common_window", "unrotated_every", "sample", "stage", "last_layer", "dtype", "trust_remote_code", "edges",
+    "tokens", "batch_tokens", "shard_tokens",
+)} | {
+    "model": "weights", "config": "config overrides", "common_window": "common window", "sample": "sample of tokens",
+    "unrotated_every": "share of tokens before rotation", "last_layer": "last layer", "edges": "bucket edges",
+}  # fmt: skip
 HASHES = ("model", "tokenizer", "documents", "tokens", "edges")  # whose values mean nothing to a reader
 # Settings that follow from others are named only if none of those changed.
 DERIVED = {
@@ -163,38 +141,39 @@ def _version_remarks(made: CheckpointRecord) -> list[str]:
 def read_judgement(plan: CheckpointPlan, folder: Path) -> MomentsJudgement | None:
     """The judgement on a checkpoint's moments, by their header alone; None if there are no whole ones."""
     try:
-        return judge_moments(plan, CheckpointRecord.read(read_provenance(moments_path(folder, plan.checkpoint.name))))
+        return judge_moments(
+            plan, CheckpointRecord.read(read_provenance(layout.moments_path(folder, plan.checkpoint.name)))
+        )
     except MomentsFileError:  # missing, or damaged: this is reported when the sums are read
         return None
 
 
-def refusals(plans: Iterable[CheckpointPlan], folder: Path) -> list[str]:
+def _refusals(plans: Iterable[CheckpointPlan], folder: Path) -> list[str]:
     """Finished moments that the plan would have to replace, one line each."""
     lines = []
-    for plan in plans:
-        judged, name = read_judgement(plan, folder), plan.checkpoint.name
+    for name, judged in ((plan.checkpoint.name, read_judgement(plan, folder)) for plan in plans):
         if judged is not None and judged.standing == "other":
-            path = moments_path(folder, name)
+            path = layout.moments_path(folder, name)
             lines.append(f"checkpoint {name!r}: {path} was made with {', '.join(judged.remarks)}")
     return lines
 
 
 def require_nothing_lost(plans: Iterable[CheckpointPlan], folder: Path) -> None:
     """Refuse to replace finished moments that were made from something else."""
-    lines = refusals(plans, folder)
+    lines = _refusals(plans, folder)
     if lines:
         raise InputError("\n  ".join([*lines, f"finished moments are replaced only on request: {WAY_OUT}"]))
 
 
 def orphan_notes(names: Iterable[str], folder: Path) -> list[str]:
     """What to do about sums, finished or not, of checkpoints that the study does not name; empty without any."""
-    known, moments, parts = set(names), moments_folder(folder), shards_folder(folder)
+    known, moments, parts = set(names), layout.moments_folder(folder), layout.shards_folder(folder)
     files = [
         moments / entry.name
-        for entry in entries(moments)
-        if entry.name.endswith(MOMENTS_SUFFIX) and entry.name[0] != "." and Path(entry.name).stem not in known
+        for entry in layout.entries(moments)
+        if entry.name.endswith(layout.MOMENTS_SUFFIX) and entry.name[0] != "." and Path(entry.name).stem not in known
     ]
-    files += [parts / entry.name for entry in entries(parts) if entry.name not in known]
+    files += [parts / entry.name for entry in layout.entries(parts) if entry.name not in known]
     if not files:
         return []
     shown = ", ".join(repr(path.relative_to(folder).as_posix()) for path in files[:5])
@@ -207,7 +186,7 @@ def orphan_notes(names: Iterable[str], folder: Path) -> list[str]:
 
 def folder_notes(plans: Sequence[CheckpointPlan], folder: Path) -> list[str]:
     """What a run into this folder would find: what it would refuse to replace, and what no checkpoint owns."""
-    refused = [f"{line}; a run will not replace it unasked: {WAY_OUT}" for line in refusals(plans, folder)]
+    refused = [f"{line}; a run will not replace it unasked: {WAY_OUT}" for line in _refusals(plans, folder)]
     return refused + orphan_notes((plan.checkpoint.name for plan in plans), folder)
 
 
@@ -226,7 +205,7 @@ def other_vectors(sample: Path, plan: CheckpointPlan, wanted: VectorSample | Non
 @contextmanager
 def running_shard(folder: Path, checkpoint: str, shard: Shard) -> Iterator[bool]:
     """Lock a shard while it runs, which `qkscope status` sees; yields whether the lock was free."""
-    path = running_path(folder, checkpoint, shard.number)
+    path = layout.running_path(folder, checkpoint, shard.number)
     with try_lock(path) as ours:
         try:
             yield ours
@@ -269,7 +248,7 @@ def examine_finished(
     plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False
 ) -> CheckpointState | None:
     """The state of a checkpoint whose finished moments can be used; otherwise None, and why is added to `reasons`."""
-    path = moments_path(folder, plan.checkpoint.name)
+    path = layout.moments_path(folder, plan.checkpoint.name)
     moments = _loaded(path, reasons)
     if moments is None:
         return None
@@ -283,7 +262,7 @@ def examine_finished(
 
 def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None) -> Moments | None:
     """A shard's moments, if they exist and are what the plan would make; otherwise None, and a reason."""
-    path, reasons = shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
+    path, reasons = layout.shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
     moments = _loaded(path, reasons)
     if moments is None:
         return None
@@ -310,7 +289,7 @@ def _loaded(path: Path, reasons: list[str]) -> Moments | None:
 def delivery_path(plan: CheckpointPlan, number: int, folder: Path) -> Path:
     """Where a finished shard is written: next to the others, or as the checkpoint's moments if it is the only one."""
     name = plan.checkpoint.name
-    return moments_path(folder, name) if plan.is_single_shard else shard_path(folder, name, number)
+    return layout.moments_path(folder, name) if plan.is_single_shard else layout.shard_path(folder, name, number)
 
 
 def deliver(plan: CheckpointPlan, moments: Moments, path: Path) -> None:
@@ -326,7 +305,7 @@ def accept_whole(plan: CheckpointPlan, folder: Path) -> list[str]:
     judged = read_judgement(plan, folder)
     if judged is None or judged.standing != "same":
         why = "is gone or damaged" if judged is None else ", ".join(judged.remarks)
-        raise InputError(f"{moments_path(folder, name)}: {why}; run again, with the same files on all machines")
+        raise InputError(f"{layout.moments_path(folder, name)}: {why}; run again, with the same files on all machines")
     remove_shards(folder, name)
     return [f"{name}: {remark}" for remark in judged.remarks]
 
@@ -343,7 +322,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
         reasons: list[str] = []
         part = usable_shard(plan, shard, folder, reasons)
         if part is None:
-            why = reasons[0] if reasons else f"{shard_path(folder, name, shard.number)}: is gone"
+            why = reasons[0] if reasons else f"{layout.shard_path(folder, name, shard.number)}: is gone"
             again = "Run again, with the same versions on all machines"
             raise InputError(f"{why}; it cannot be added to the others. {again}")
         made = CheckpointRecord.read(part.provenance)
@@ -352,7 +331,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
         merged = part if merged is None else merged.merge(part)
     assert merged is not None  # a plan has at least one document
     _finish(plan, merged, seconds, skipped)
-    merged.save(moments_path(folder, name))
+    merged.save(layout.moments_path(folder, name))
     remove_shards(folder, name)
 
 

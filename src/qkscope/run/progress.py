@@ -61,7 +61,7 @@ def progress(stream: TextIO | None = None, *, verbose: bool = False) -> Iterator
     """Events that show progress in `stream` (standard error by default); `verbose` lists every file that is written."""
     out = stream or sys.stderr
     with _bars(out) as bars:
-        yield ProgressEvents(out, bars, verbose=verbose)
+        yield _ProgressEvents(out, bars, verbose=verbose)
 
 
 def default_events() -> Events:
@@ -69,7 +69,7 @@ def default_events() -> Events:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
-    return ProgressEvents(sys.stdout) if in_notebook else Events()
+    return _ProgressEvents(sys.stdout) if in_notebook else Events()
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def print_line(line: str, out: TextIO, bars: Any = None) -> None:
         print(visible(line), file=out, flush=True)
 
 
-class ProgressEvents(Events):
+class _ProgressEvents(Events):
     """A line for each event, and a bar for each running checkpoint or, without bars, a line every ten seconds."""
 
     def __init__(self, out: TextIO, bars: Any = None, *, verbose: bool = False) -> None:
@@ -133,7 +133,6 @@ class ProgressEvents(Events):
         print_line(line, self._out, self._bars)
 
     def surveying(self, documents: int) -> None:
-        """Documents are being read; nobody knows yet how many there are."""
         if self._bars:
             if "" not in self._tasks:
                 self._tasks[""] = self._bars.add_task("reading documents", total=None, what="")
@@ -142,7 +141,6 @@ class ProgressEvents(Events):
             self._print(f"reading documents: {documents}")
 
     def planned(self, plan: Plan) -> None:
-        """What will be done and what it costs."""
         self._remove_bar("")
         names = [each.checkpoint.name for each in plan.checkpoints]
         self._titles = {name: f"[{number}/{len(names)}] {name}" for number, name in enumerate(names, start=1)}
@@ -153,7 +151,6 @@ class ProgressEvents(Events):
             self._print(line)
 
     def examined(self, state: CheckpointState) -> None:
-        """What an earlier run left: used again, continued, or to be made again and why."""
         plan, title = state.plan, self._title(state.plan)
         if state.whole:
             self._tokens_left -= plan.tokens
@@ -170,12 +167,10 @@ class ProgressEvents(Events):
             self._print(f"{title}: will be captured again: {reason}")
 
     def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
-        """One line, however many checkpoints it is about."""
         who = self._title(plans[0]) if len(plans) == 1 else counted(len(plans), "checkpoint")
         self._print(f"note: {who}: {remark} (--overwrite captures {'it' if len(plans) == 1 else 'them'} again)")
 
     def started(self, plan: CheckpointPlan) -> None:
-        """A checkpoint is being loaded. Its bar starts where an earlier run stopped."""
         self._print(f"{self._title(plan)}: {counted(len(plan.documents), 'document')} x {plan.context} tokens")
         if self._bars:
             label, total, done = plan.checkpoint.label, len(plan.documents), self._documents[plan.checkpoint.name]
@@ -183,7 +178,6 @@ class ProgressEvents(Events):
             self._tasks[plan.checkpoint.name] = task
 
     def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
-        """Documents are done."""
         name = plan.checkpoint.name
         self._documents[name] += documents
         self._tokens_left -= tokens
@@ -199,27 +193,22 @@ class ProgressEvents(Events):
             self._print(f"{self._title(plan)}: {done}, {short_number(rate)} tokens/s, {left} left")
 
     def noted(self, message: str) -> None:
-        """A line."""
         self._print(f"note: {message}")
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
-        """The checkpoint is safe."""
         self._remove_bar(plan.checkpoint.name)
         rate = short_number(plan.tokens / max(seconds, 1e-9))
         self._print(f"{self._title(plan)}: {seconds:.1f} s, {rate} tokens/s")
 
     def left_out(self, plan: CheckpointPlan, reason: str) -> None:
-        """The run goes on without it."""
         self._remove_bar(plan.checkpoint.name)
         self._tokens_left -= plan.tokens
         self._print(f"{self._title(plan)}: LEFT OUT: {reason}")
 
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
-        """Disk is free again."""
         self._print(f"{self._title(plan)}: {byte_size(freed)} removed from the cache")
 
     def wrote(self, path: str) -> None:
-        """A result file; the command prints where all of them are."""
         if self._verbose:
             self._print(f"wrote {path}")
 

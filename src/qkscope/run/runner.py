@@ -184,9 +184,10 @@ class Worker:
             self._on_report(Advanced(self._checkpoint, len(batch.names), batch.tokens))
 
         def sampled(layer: int, batch: Batch) -> Any:
-            ids, layout, at = batch.ids, plan.layout, batch.positions
-            documents, seed = batch.documents, layout.seed
-            return sampled_positions(documents, ids.shape[1], layer=layer, rate=layout.rate, seed=seed, positions=at)
+            rate, seed, width = plan.layout.rate, plan.layout.seed, batch.ids.shape[1]
+            return sampled_positions(
+                batch.documents, width, layer=layer, rate=rate, seed=seed, positions=batch.positions
+            )
 
         try:
             return collect_moments(
@@ -198,9 +199,7 @@ class Worker:
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
                 choose_positions=None if plan.layout.rate == 1 else sampled,
-                on_call=None
-                if writer is None
-                else lambda call, batch: writer.observe(call, batch.documents, batch.positions),
+                on_call=writer and (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
                 done=batch_done,
             )
         except BatchError as error:

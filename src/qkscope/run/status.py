@@ -17,16 +17,7 @@ from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.files import write_bytes, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
-from qkscope.results.folder import (
-    LOCK,
-    PLAN_JSON,
-    QK_CSV,
-    STUDY_YAML,
-    moments_path,
-    results_file,
-    running_path,
-    shard_path,
-)
+from qkscope.results import folder as layout
 from qkscope.results.lock import LockHolder, is_locked, read_holder
 from qkscope.results.provenance import CheckpointRecord, read_left_out
 from qkscope.run.checkpoint_plan import CheckpointPlan
@@ -77,7 +68,7 @@ def write_study_and_plan(plan: Plan, folder: Path, *, overwrite: bool = False) -
     A study with a series is written with the checkpoints that were found: later, or elsewhere, the series would find
     others.
     """
-    original, copy = plan.file.path, results_file(folder, STUDY_YAML)
+    original, copy = plan.file.path, layout.results_file(folder, layout.STUDY_YAML)
     if original is not None and not (copy.exists() and os.path.samefile(original, copy)):
         if plan.file.expanded:
             about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
@@ -102,7 +93,7 @@ def add_to_plan(plan: Plan, folder: Path) -> None:
 
 def _write(folder: Path, study: str, checkpoints: list[dict[str, Any]]) -> None:
     record = {"schema": SCHEMA, "study": study, "checkpoints": checkpoints}
-    write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(layout.results_file(folder, layout.PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def _planned(plan: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, Any]:
@@ -115,7 +106,7 @@ def _planned(plan: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, A
 
 def read_plan(folder: Path) -> PlanRecord:
     """Read the plan of a results folder."""
-    path = results_file(folder, PLAN_JSON)
+    path = layout.results_file(folder, layout.PLAN_JSON)
     try:
         record = PlanRecord.model_validate(parse_json(read_bytes(path, MAX_FILE)))
     except Missing:
@@ -187,15 +178,15 @@ def read_status(folder: Path) -> Status:
     """The state of a results folder."""
     record = read_plan(folder)
     names = [each.name for each in record.checkpoints]
-    reasons, lock = read_left_out(folder), results_file(folder, LOCK)
+    reasons, lock = read_left_out(folder), layout.results_file(folder, layout.LOCK)
     # `qkscope shard` commands share the folder's lock, which does not show them; each locks its own shard.
     shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
     return Status(
         study=record.study,
         checkpoints=[_checkpoint(folder, each) for each in record.checkpoints],
-        alive=is_locked(lock) or any(is_locked(running_path(folder, *shard)) for shard in shards),
+        alive=is_locked(lock) or any(is_locked(layout.running_path(folder, *shard)) for shard in shards),
         holder=read_holder(lock),
-        tables=results_file(folder, QK_CSV).is_file(),
+        tables=layout.results_file(folder, layout.QK_CSV).is_file(),
         left_out={name: reasons[name] for name in names if name in reasons},
         notes=orphan_notes(names, folder),
     )
@@ -203,17 +194,17 @@ def read_status(folder: Path) -> Status:
 
 def _checkpoint(folder: Path, planned: PlannedCheckpoint) -> CheckpointStatus:
     documents = sum(shard.documents for shard in planned.shards)
-    whole = _made(moments_path(folder, planned.name), planned.fingerprint)
+    whole = _made(layout.moments_path(folder, planned.name), planned.fingerprint)
     if whole is not None:
         records, running, finished = [whole], 0, documents
     else:
         made = [
-            _made(shard_path(folder, planned.name, number), shard.fingerprint)
+            _made(layout.shard_path(folder, planned.name, number), shard.fingerprint)
             for number, shard in enumerate(planned.shards)
         ]
         records = [record for record in made if record is not None]
         left = [number for number, record in enumerate(made) if record is None]
-        running = sum(is_locked(running_path(folder, planned.name, number)) for number in left)
+        running = sum(is_locked(layout.running_path(folder, planned.name, number)) for number in left)
         finished = documents - sum(planned.shards[number].documents for number in left)
     return CheckpointStatus(
         name=planned.name,

@@ -20,14 +20,7 @@ from qkscope.lenses.base import HeadTable, Measure
 from qkscope.lenses.registry import head_tables, registered
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
-from qkscope.results.folder import (
-    MOMENTS_SUFFIX,
-    STUDY_YAML,
-    TABLES_JSON,
-    moments_path,
-    results_file,
-    stored_table,
-)
+from qkscope.results import folder as layout
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import (
     SCHEMA,
@@ -79,7 +72,7 @@ def analyze_study(
     """
     left_out = read_left_out(folder)
     names = [checkpoint.name for checkpoint in study.checkpoints if checkpoint.name not in left_out]
-    files = {name: moments_path(folder, name) for name in names}
+    files = {name: layout.moments_path(folder, name) for name in names}
     if not files:
         name, reason = next(iter(left_out.items()))
         raise InputError(f"{folder}: all checkpoints were left out, the first is {name!r}: {reason}")
@@ -109,7 +102,7 @@ def analyze_folder(
     changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions}
     changes |= {"detail": detail, "kind": kind}
     given = {key: value for key, value in changes.items() if value is not None}
-    study = changed(load_study(results_file(folder, STUDY_YAML)).study, given)
+    study = changed(load_study(layout.results_file(folder, layout.STUDY_YAML)).study, given)
     _require_own_moments(folder, study)
     with lock_folder(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -118,7 +111,7 @@ def analyze_folder(
 def _require_own_moments(folder: Path, study: Study) -> None:
     """Refuse moments that were renamed from another checkpoint; a new name for the same model is fine."""
     for checkpoint in study.resolved_checkpoints():
-        path = moments_path(folder, checkpoint.name)
+        path = layout.moments_path(folder, checkpoint.name)
         if not path.is_file():
             continue
         with located(str(path)):
@@ -128,8 +121,8 @@ def _require_own_moments(folder: Path, study: Study) -> None:
         if origin.name not in (None, checkpoint.name) and made_from != wanted:
             raise InputError(
                 f"{path}: holds the sums of checkpoint {origin.name!r} ({made_from}), but the study's "
-                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{MOMENTS_SUFFIX}, or run the study "
-                "again"
+                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{layout.MOMENTS_SUFFIX}, or run the "
+                "study again"
             )
 
 
@@ -181,7 +174,7 @@ def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind
     """Write moments that are in memory, by the names their rows get, and all their tables into the folder `out`."""
     paths = []
     for name, each in moments.items():
-        path = moments_path(out, _checked_name(out, name))
+        path = layout.moments_path(out, _checked_name(out, name))
         path.parent.mkdir(parents=True, exist_ok=True)
         each.settle()
         sums = {layer: each.layer_moments(layer) for layer in each.layers}
@@ -322,13 +315,13 @@ def _write_description(folder: Path, sets: Sequence[HeadTable], settings: RowSet
     for each in sets:
         by_table.setdefault(each.table, []).append(each)
     tables = {name: _table_description(folder, its, settings) for name, its in by_table.items()}
-    path = results_file(folder, TABLES_JSON)
+    path = layout.results_file(folder, layout.TABLES_JSON)
     write_text(path, json.dumps({"layout": TABLES_LAYOUT, "tables": tables}, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
 def _table_description(folder: Path, sets: Sequence[HeadTable], settings: RowSettings) -> dict[str, Any]:
-    name, path = sets[0].table, stored_table(folder, sets[0].table)
+    name, path = sets[0].table, layout.stored_table(folder, sets[0].table)
     there = {"file": path.name} if path is not None else {"absent": _why_absent(name, sets, settings)}
     measures = {column.name: _measure(each, column) for each in sets for column in (*each.columns, *each.judged)}
     if name == HEADS:  # what follows from component 0 of each head

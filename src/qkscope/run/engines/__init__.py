@@ -279,15 +279,14 @@ class WorkerCrew(ABC, Generic[AnyMember]):
 
     def _hand_out(self) -> bool:
         """Give idle workers a task; whether there is anything to wait for."""
-        if not self.stop.asked and self.failure is None:
-            for member in (each for each in self.members if each.ready and each.task is None):
-                if (task := self.schedule.take(member.loaded, member.number)) is not None:
-                    member.task, member.loaded = task, task.checkpoint
-                    self.on_report(Started(task.checkpoint))
-                    self.send(member, task, self.schedule.following(member.number))
-            if self.schedule.waiting:
-                return True
-        return any(member.task is not None for member in self.members)
+        going = not self.stop.asked and self.failure is None
+        for member in self.members if going else ():
+            idle = member.ready and member.task is None
+            if idle and (task := self.schedule.take(member.loaded, member.number)) is not None:
+                member.task, member.loaded = task, task.checkpoint
+                self.on_report(Started(task.checkpoint))
+                self.send(member, task, self.schedule.following(member.number))
+        return bool(going and self.schedule.waiting) or any(member.task is not None for member in self.members)
 
     def report(self, report: Report) -> None:
         """Pass on a worker's report."""
