@@ -91,38 +91,29 @@ def _connected(address: str | None, on_report: OnReport) -> Iterator[Any]:
     if address is None and not named:
         _start_own(ray, on_report)
     else:
-        _join(ray, named or str(address), f"RAY_ADDRESS {named}" if named else f"Ray address {address}", on_report)
+        called = f"RAY_ADDRESS {named}" if named else f"Ray address {address}"
+        try:
+            place = _require_answer(named or str(address))
+            slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
+            on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
+            ray.init(address=named or str(address), log_to_driver=False)
+        except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
+            raise InputError(
+                f"{called}: no Ray cluster answers there ({error}). {'Unset it' if named else 'Leave it out'}, and a "
+                "Ray cluster is started on this machine for the run; or start the cluster with `ray start --head`"
+            ) from None
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, address: str, called: str, on_report: OnReport) -> None:
-    try:
-        place = _require_answer(address)
-        slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
-        on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
-        ray.init(address=address, log_to_driver=False)
-    except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
-        way_out = "Unset it" if called.startswith("RAY_ADDRESS") else "Leave it out"
-        raise InputError(
-            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray cluster is started on this "
-            "machine for the run; or start the cluster with `ray start --head`"
-        ) from None
-
-
 def _start_own(ray: Any, on_report: OnReport) -> None:
     """Without an address a Ray of this run's own is started. Who meant one that runs already should know."""
-    running = None
+    message = "starting a Ray cluster on this machine for this run alone"
     with suppress(OSError, ValueError, RuntimeError):  # there is none
-        running = _require_answer("auto")
-    on_report(
-        Noted(
-            "starting a Ray cluster on this machine for this run alone"
-            + (f"; --ray-address auto would use the one at {running}" if running else "")
-        )
-    )
+        message += f"; --ray-address auto would use the one at {_require_answer('auto')}"
+    on_report(Noted(message))
     try:
         ray.init(address="local", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError) as error:
@@ -133,21 +124,16 @@ def _start_own(ray: Any, on_report: OnReport) -> None:
 
 def _require_answer(address: str) -> str:
     """Where an address leads, if somebody listens there; Ray itself would try for many minutes, without a word."""
-    place = _bootstrap_address() if address == "auto" else address
+    place = address
+    if address == "auto":  # after `ray start` it is noted in a file, which a killed cluster leaves
+        from ray._private import services
+
+        with suppress(AttributeError):  # another version of Ray: it will look itself
+            place = str(services.canonicalize_bootstrap_address("auto"))
     host, colon, port = place.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # else Ray says what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     return place
-
-
-def _bootstrap_address() -> str:
-    """The cluster that `auto` stands for; after `ray start` that is noted in a file, which a killed cluster leaves."""
-    from ray._private import services
-
-    try:
-        return str(services.canonicalize_bootstrap_address("auto"))
-    except AttributeError:  # another version of Ray: it will look itself
-        return "auto"
 
 
 @contextmanager
@@ -245,17 +231,13 @@ class _RayCrew(WorkerCrew[_RayMember]):
 
     def _note_no_room(self, heard: bool) -> None:
         """Say when the cluster has no room for any worker, instead of waiting in silence."""
-        if heard or any(member.ready for member in self.members):
-            self._seconds_alone = 0.0
-            return
-        before, self._seconds_alone = self._seconds_alone, self._seconds_alone + POLL_SECONDS
+        before = self._seconds_alone
+        alone = not heard and not any(member.ready for member in self.members)
+        self._seconds_alone = before + POLL_SECONDS if alone else 0.0
         if before < NO_WORKER_SECONDS <= self._seconds_alone:
-            self.on_report(
-                Noted(
-                    f"no worker could start for {NO_WORKER_SECONDS:.0f} s: each needs {self._cpus:g} CPUs and "
-                    f"{self._gpus:g} GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
-                )
-            )
+            needs = f"each needs {self._cpus:g} CPUs and {self._gpus:g} GPUs"
+            there = f"the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
+            self.on_report(Noted(f"no worker could start for {NO_WORKER_SECONDS:.0f} s: {needs}, {there}"))
 
 
 def _worker_error(error: Any) -> QkscopeError:
