@@ -34,7 +34,7 @@ import json, resource, sys, time
 from pathlib import Path
 from qkscope.report.write import write_report
 from qkscope.results.provenance import CheckpointRecord
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.tables import parts, workers
 from qkscope.tables.from_moments import analyze_folder
 from qkscope.tables.parts import TablePart
@@ -195,7 +195,7 @@ def analyzed_folder() -> Path:
     """The tables of all different moments, without those that large studies go without; made once."""
     folder = WORK / f"sweep-{DIFFERENT}"
     if not (folder / "provenance.json").exists():
-        from qkscope.run.events import Events
+        from qkscope.run.progress import Events
         from qkscope.tables.from_moments import analyze_folder
 
         analyze_folder(make_folder(DIFFERENT), Events(), "analyze", detail=False)

@@ -113,7 +113,7 @@ TOKEN_TEXTS = (  # with what markup, spreadsheets and readers of tables stumble 
 def kept_tokens(checkpoints, tmp_path_factory) -> Path:
     """Results of one tiny checkpoint whose run kept every token with its text; not to be changed."""
     from qkscope.run.execute import CaptureOptions, run_study
-    from qkscope.run.options import VectorSample
+    from qkscope.validation.layout import VectorSample
 
     folder = tmp_path_factory.mktemp("tokens")
     for number, text in enumerate(TOKEN_TEXTS):

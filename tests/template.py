@@ -32,7 +32,7 @@ FREE = 512  # a descriptor above all that are asked for
 PRELOADED = [
     "numpy", "pandas", "yaml", "pydantic", "rich.progress", "pyarrow.parquet", "safetensors.torch", "scipy.optimize",
     "sympy", "torch", "torch._dynamo", "torch.distributed.tensor", "transformers.models.smollm3.modeling_smollm3",
-    "qkscope.cli.commands", "qkscope.run.progress", "qkscope.run.execute", "qkscope.run.engines.worker",
+    "qkscope.cli.commands", "qkscope.run.progress", "qkscope.run.execute", "qkscope.run.runner",
 ]  # fmt: skip
 # pytest rewrites assertions in packages that bring plugins, which it cannot where they are imported before it starts.
 LEFT_TO_PYTEST = ("pytest", "_pytest", "hypothesis", "xdist")

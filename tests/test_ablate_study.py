@@ -26,9 +26,9 @@ from qkscope.cli.main import main
 from qkscope.cost import ablation_cost, pass_flops
 from qkscope.errors import InputError
 from qkscope.results.folder import ablation_path
-from qkscope.run.events import Events
+from qkscope.run.engines import Placement
 from qkscope.run.execute import run_study
-from qkscope.run.options import Placement
+from qkscope.run.progress import Events
 from qkscope.run.stopping import Stopped
 from qkscope.stats import significance
 from test_documents import byte_tokenizer

@@ -8,9 +8,9 @@ from qkscope.capture import hub
 from qkscope.capture.source import find_source
 from qkscope.errors import ModelError
 from qkscope.run import runner
-from qkscope.run.engines.base import Schedule
-from qkscope.run.events import Events
+from qkscope.run.engines import Schedule
 from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.progress import Events
 from qkscope.run.runner import Prefetch
 from test_engines import taken, tasks
 

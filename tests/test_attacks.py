@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from qkscope.results import folder as layout
 from qkscope.results.lock import is_locked, lock_folder, try_lock
 from qkscope.results.remove import remove_shards, remove_unfinished
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.options import VectorSample
+from qkscope.validation.layout import VectorSample
 from reports import write_card_and_figure
 from test_moments_file import example
 
@@ -131,8 +132,9 @@ def test_shards_are_removed_by_their_names_and_nothing_else_is(tmp_path, outside
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".", "a\0b", ".hidden", "con"])
 def test_no_name_leads_out_of_the_folder(tmp_path, name):
-    for path in (layout.moments_path, layout.shard_folder, layout.vectors_path, layout.merging_path,
-                 layout.results_file, layout.table_path, layout.figure_folder):  # fmt: skip
+    figure = partial(layout.output_folder, place=layout.FIGURES)
+    for path in (layout.moments_path, layout.shards_folder, layout.vectors_path, layout.merging_path,
+                 layout.results_file, layout.table_path, lambda folder, name: figure(folder, name=name)):  # fmt: skip
         with pytest.raises(InputError):
             path(tmp_path, name)
 

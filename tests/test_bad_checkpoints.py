@@ -17,12 +17,13 @@ from families import tiny
 from qkscope.capture.probe import require_finite_weights
 from qkscope.cli.main import main
 from qkscope.errors import DocumentFailure, ModelError, QkscopeWarning
-from qkscope.results.left_out import leave_out, read_left_out, remove_left_out
+from qkscope.results.provenance import leave_out, read_left_out, remove_left_out
 from qkscope.results.read import load_results
-from qkscope.run.events import Events
+from qkscope.run.engines import Placement
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.options import Placement, VectorSample
+from qkscope.run.progress import Events
 from qkscope.run.status import read_status
+from qkscope.validation.layout import VectorSample
 from test_documents import byte_tokenizer
 from test_faults import overflowing
 from written import table_of

@@ -13,9 +13,9 @@ from qkscope.capture.load import choose_device, load_config
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError, QkscopeError, StudyError
-from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 
 

@@ -31,7 +31,8 @@ from qkscope.lenses.views import WindowView, build_tables
 from qkscope.moments.layout import capture_layout
 from qkscope.report.cards import catalogue
 from qkscope.report.claims import claims_page
-from qkscope.results.read import Entries, Entry, load_results
+from qkscope.results.entries import Entries, Entry
+from qkscope.results.read import load_results
 from qkscope.results.schema import LAYER_MEANS, REPLICATES
 from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import Error

@@ -21,7 +21,7 @@ from qkscope.compare.figure import chosen_panels, draw_comparison
 from qkscope.compare.heads import STRICT, compare_heads
 from qkscope.compare.write import compare_results, folder_name
 from qkscope.errors import InputError, TableError
-from qkscope.results.read import Entries, Entry
+from qkscope.results.entries import Entries, Entry
 from qkscope.stats.jackknife import false_discoveries
 
 NAME = "published:smollm3-3b"

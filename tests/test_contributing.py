@@ -15,7 +15,7 @@ import qkscope.lenses
 from families import tiny, tokens
 from qkscope.lenses.registry import with_lens
 from qkscope.report.write import write_report
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.tables.from_moments import analyze_files
 from reports import write_card_and_figure
 from unpacking import unsqueeze

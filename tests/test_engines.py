@@ -20,14 +20,13 @@ from conftest import cut_documents
 from qkscope.cli.main import main
 from qkscope.errors import InputError, QkscopeError
 from qkscope.run.checkpoint_plan import Shard
-from qkscope.run.engines import ENGINES, find_engine
-from qkscope.run.engines.base import Schedule, Task, WorkerLost
+from qkscope.run.engines import ENGINES, Placement, Schedule, Task, WorkerLost, find_engine
 from qkscope.run.engines.local import share_of_gpus
-from qkscope.run.engines.worker import Worker
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
-from qkscope.run.options import Placement, VectorSample
+from qkscope.run.progress import Events
+from qkscope.run.runner import Worker
 from qkscope.run.status import read_status
+from qkscope.validation.layout import VectorSample
 
 TWO_WORKERS = CaptureOptions(placement=Placement(workers=2))
 
@@ -418,8 +417,8 @@ NOTHING = """
 import sys
 from pathlib import Path
 from qkscope.run.engines import find_engine
-from qkscope.run.engines.base import Job
-from qkscope.run.engines.worker import Worker
+from qkscope.run.engines import Job
+from qkscope.run.runner import Worker
 from qkscope.run.stopping import Stop
 
 nothing = Job(plans=[], tasks=[], folder=Path(sys.argv[1]), worker=Worker)
@@ -483,8 +482,7 @@ def test_an_ablation_on_ray_makes_the_same_bytes(study, tmp_path, cluster, monke
 def test_another_engine_is_one_class(study, tmp_path, expected, monkeypatch):
     """Backwards, with a fresh worker for each task, and every sum told as bytes: still the same table."""
     from qkscope.run import execute
-    from qkscope.run.engines.base import BaseEngine
-    from qkscope.run.engines.worker import pack_plans, unpack_plans
+    from qkscope.run.engines import BaseEngine, pack_plans, unpack_plans
 
     class Backwards(BaseEngine):
         def run(self, job, told, stop):

@@ -42,9 +42,9 @@ from qkscope.moments.placement import PIECE_TOKENS
 from qkscope.moments.running_sums import RunningSums
 from qkscope.moments.sizes import predict_sizes
 from qkscope.results.folder import shard_path
-from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -321,7 +321,7 @@ def test_disk_of_a_real_run(world, tmp_path, monkeypatch):
     out = tmp_path / "out"
     watched = Watched(out)
     # Shards are whole and the sum of them is written just before they are dropped: the moment of most bytes.
-    import qkscope.run.shards as shards
+    import qkscope.run.finished as shards
 
     drop = shards.remove_shards
     monkeypatch.setattr(shards, "remove_shards", lambda *which: (watched.look(), drop(*which))[1])

@@ -15,8 +15,8 @@ from conftest import SHARDS, cut_documents
 from families import tiny
 from qkscope.errors import ActivationError, BatchError, DocumentError, DocumentFailure, InputError
 from qkscope.moments.moments import Moments
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.progress import Events
 from test_documents import byte_tokenizer
 
 SKIP = CaptureOptions(skip_bad_documents=True)
@@ -73,7 +73,7 @@ class Told(Events):
 KILLED = """
 import os, random, signal, sys, threading
 from tqdm import tqdm
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.run.execute import run_study
 
 class Counted(Events):
@@ -375,7 +375,7 @@ def test_a_nan_is_skipped_too(world, tmp_path, projection, vector):
 
 LIMITED = """
 import ctypes, resource, sys
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.run.execute import run_study
 
 C = ctypes.CDLL(None)

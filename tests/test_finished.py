@@ -12,9 +12,9 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_shard, run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.run.status import read_status
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_folder
@@ -175,7 +175,7 @@ def test_other_batches_only_round_differently_and_are_used(study, out):
 
 @pytest.mark.slow
 def test_a_finished_checkpoint_of_another_version_is_used_and_that_is_said(study, out, monkeypatch):
-    monkeypatch.setattr("qkscope.results.environment.__version__", "99.0")
+    monkeypatch.setattr("qkscope.results.provenance.__version__", "99.0")
     told = Told()
     run_study(study(), out, told)
     assert told.documents == 0
@@ -191,7 +191,7 @@ def test_shards_of_another_version_are_made_again_and_that_is_said(study, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         run_study(study(**cut), tmp_path / "out", Told(stop_after=4))
     assert len(list((tmp_path / "out/moments/.shards/two").glob("*.safetensors"))) == 2
-    monkeypatch.setattr("qkscope.results.environment.__version__", "99.0")
+    monkeypatch.setattr("qkscope.results.provenance.__version__", "99.0")
     told = Told()
     run_study(study(**cut), tmp_path / "out", told)
     assert told.documents == 6
@@ -200,13 +200,14 @@ def test_shards_of_another_version_are_made_again_and_that_is_said(study, tmp_pa
 
 
 def test_a_shard_that_another_machine_made_with_another_version_is_not_added_up(study, tmp_path, monkeypatch):
-    from qkscope.run.shards import merge_shards, shard_path
+    from qkscope.results.folder import shard_path
+    from qkscope.run.finished import merge_shards
 
     cut = study(shard_tokens=512, batch_tokens=256)
     with pytest.raises(KeyboardInterrupt):
         run_study(cut, tmp_path / "out", Told(stop_after=4))
     (plan,) = make_plan(load_study(cut)).checkpoints
-    monkeypatch.setattr("qkscope.results.environment.__version__", "99.0")
+    monkeypatch.setattr("qkscope.results.provenance.__version__", "99.0")
     with pytest.raises(InputError, match=r"000000\.safetensors: made by qkscope .*with the same versions"):
         merge_shards(plan, tmp_path / "out")
     assert shard_path(tmp_path / "out", "two", 0).exists()

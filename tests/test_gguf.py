@@ -12,9 +12,9 @@ from qkscope.capture.source import find_source
 from qkscope.capture.weights import shared_gguf_reader
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
-from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 
 WIDTH, HEADS, LAYERS, INNER = 32, 4, 2, 48

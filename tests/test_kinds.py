@@ -17,8 +17,8 @@ from qkscope.lenses.views import build_tables
 from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards, write_report
 from qkscope.results.read import load_results
-from qkscope.run.events import Events
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, natural_order
 from qkscope.words.blocks import to_markdown

@@ -15,7 +15,7 @@ from qkscope.lenses.sums import layer_sums
 from qkscope.moments.layout import capture_layout
 from qkscope.stats.jackknife import jackknife_error
 from qkscope.stats.means import TOKENS, HeadPanel, LayerMeans, Part
-from qkscope.tables.parts import TablePart, require_same_columns
+from qkscope.tables.parts import TablePart, joined_path
 from test_measures import FACTS, GROUPS, LAYOUT, captured, vectors
 
 Q, K = vectors()
@@ -154,7 +154,7 @@ def test_errors_of_means_over_heads_are_those_of_the_means_recomputed_without_ea
 def test_checkpoints_with_other_columns_are_refused(tmp_path):
     parts = [TablePart(tmp_path, {"t.csv": (0, 0)}, {"t.csv": header}, None, 8) for header in ("a,b", "a,b,c")]
     with pytest.raises(InputError, match="same columns"):
-        require_same_columns(parts, "t.csv")
+        joined_path(tmp_path, parts, "t.csv")
 
 
 def test_a_wrong_shape_names_the_table_and_the_column():

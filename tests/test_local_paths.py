@@ -2,7 +2,7 @@
 
 import pytest
 
-from qkscope.results.local_paths import PathShortener, without_local_paths
+from qkscope.text import PathShortener, without_local_paths
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from qkscope.capture.load import load_backbone, load_config
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.run.watch import SeriesWatcher, WatchSettings
 from qkscope.study.load import load_study
 from test_documents import byte_tokenizer

@@ -11,13 +11,12 @@ from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results.folder import moments_path, running_path, shard_path
 from qkscope.results.lock import lock_folder
-from qkscope.run.engines.base import Finished, Task
-from qkscope.run.engines.worker import Worker
-from qkscope.run.events import Events
+from qkscope.run.engines import Finished, Task
 from qkscope.run.execute import CaptureOptions, capture_shard, run_study, write_study_and_plan
+from qkscope.run.finished import deliver, delivery_path, merge_shards, running_shard
 from qkscope.run.plan import make_plan
-from qkscope.run.runner import ShardRunner
-from qkscope.run.shards import deliver, delivery_path, merge_shards, running_shard
+from qkscope.run.progress import Events
+from qkscope.run.runner import Worker
 from qkscope.run.status import read_status
 from qkscope.study.load import load_study
 from qkscope.tables.from_moments import analyze_files, analyze_folder
@@ -105,7 +104,7 @@ def assert_same_sums(added, straight):
 def test_the_file_is_what_adding_up_one_shard_would_write(plan, tmp_path):
     for each in plan.checkpoints:
         (shard,), name = each.shards(), each.checkpoint.name
-        moments = ShardRunner().run(each, shard)
+        moments = Worker([each], tmp_path, lambda report: None).capture(each, shard)
         moments.save(shard_path(tmp_path / "added", name, 0))
         merge_shards(each, tmp_path / "added")
         deliver(each, moments, delivery_path(each, 0, tmp_path / "straight"))
@@ -139,7 +138,7 @@ def test_a_shard_that_waits_from_an_older_run_is_used(study, plan, tmp_path):
     expected = run_study(study, tmp_path / "whole")
     first = plan.checkpoints[0]
     (shard,) = first.shards()
-    ShardRunner().run(first, shard).save(shard_path(tmp_path / "out", "one", 0))
+    Worker([first], tmp_path, lambda report: None).capture(first, shard).save(shard_path(tmp_path / "out", "one", 0))
     told = Told()
     out = run_study(study, tmp_path / "out", told)
     assert told.documents == 6  # those of the other checkpoint
@@ -160,12 +159,12 @@ def test_a_damaged_shard_is_not_taken_for_what_was_just_made(study, tmp_path):
 def test_sums_that_another_version_made_are_taken_with_a_note(study, tmp_path, monkeypatch):
     """A worker on another machine may have other versions: one shard is added to nothing, so it is only said."""
     from qkscope.run import execute
-    from qkscope.run.engines.base import BaseEngine
+    from qkscope.run.engines import BaseEngine
 
     class Elsewhere(BaseEngine):
         def run(self, job, told, stop):
             with monkeypatch.context() as there:
-                there.setattr("qkscope.results.environment.__version__", "99.0")
+                there.setattr("qkscope.results.provenance.__version__", "99.0")
                 reports = []
                 worker = Worker(job.plans, tmp_path / "nowhere", reports.append, shared=False)
                 for task in job.tasks:
@@ -202,7 +201,7 @@ def test_status_sees_a_shard_that_is_only_being_added_up(plan, tmp_path):
     write_study_and_plan(plan, tmp_path / "out")
     first = plan.checkpoints[0]
     (shard,) = first.shards()
-    ShardRunner().run(first, shard).save(shard_path(tmp_path / "out", "one", 0))
+    Worker([first], tmp_path, lambda report: None).capture(first, shard).save(shard_path(tmp_path / "out", "one", 0))
     with running_shard(tmp_path / "out", "one", shard):
         status = read_status(tmp_path / "out")
         assert (status.alive, status.checkpoints[0].running) == (True, 0)

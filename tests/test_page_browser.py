@@ -21,10 +21,10 @@ from page_study import NO_SUMMARY
 from qkscope.lenses.categories import CATEGORIES
 from qkscope.lenses.views import build_tables
 from qkscope.report.write import write_report
-from qkscope.results.local_paths import without_local_paths
 from qkscope.results.read import load_results
 from qkscope.results.schema import JUDGED_COLUMNS
 from qkscope.run.execute import run_study
+from qkscope.text import without_local_paths
 
 HOSTILE = [
     "<img src=x onerror=document.title='owned'>",

@@ -16,9 +16,9 @@ from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.tap import Tap
 from qkscope.errors import ActivationError, DocumentError, InputError, ModelError, QkscopeError, QkscopeWarning
 from qkscope.moments.file import read_provenance
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 from reference import reference_rows
 from written import table_of

@@ -14,7 +14,8 @@ from qkscope.errors import TableError
 from qkscope.lenses.views import build_tables, write_tables
 from qkscope.report.write import write_long_tables, write_report
 from qkscope.results import mapped, read
-from qkscope.results.read import Entry, load_results, phase_segments, select_checkpoints
+from qkscope.results.entries import Entry, phase_segments, select_checkpoints
+from qkscope.results.read import load_results
 
 MINIMAL = "model,layer,head,pc,explained_variance,r_q,r_k\n"
 

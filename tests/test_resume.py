@@ -13,9 +13,9 @@ from qkscope.errors import InputError
 from qkscope.moments.file import read_provenance
 from qkscope.results.folder import merging_path, moments_path, shard_path, shards_folder
 from qkscope.results.lock import lock_folder, try_lock
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, capture_shard, run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 
 pytestmark = pytest.mark.slow  # each test runs whole studies, or processes of its own

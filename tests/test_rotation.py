@@ -364,7 +364,7 @@ def test_facts_with_a_rotation_survive_a_file():
     assert LayerFacts.from_json(stored) == replace(FACTS, rotation=None)
 
 
-PLAIN = ROTATION.to_json()
+PLAIN = FACTS.to_json()["rotation"]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_the_flag_does_not_change_what_an_ordinary_run_is_known_by(world, checkp
 
     file = load_study(one_checkpoint(world, str(checkpoints / "short")))
     (without,), (trusted,) = (make_plan(file, trust_remote_code=flag).checkpoints for flag in (False, True))
-    assert (without.trust_remote_code, trusted.trust_remote_code) == (False, True)
+    assert (without.source.trust_remote_code, trusted.source.trust_remote_code) == (False, True)
     assert without.fingerprint() != trusted.fingerprint()
     assert without.source.arguments["trust_remote_code"] is False
 
@@ -697,7 +697,7 @@ def test_messages_do_not_steer_the_terminal(tmp_path, monkeypatch, capsys):
 
 
 def test_moments_of_a_stranger_do_not_name_themselves_as_they_like(tmp_path):
-    from qkscope.run.events import Events
+    from qkscope.run.progress import Events
     from qkscope.tables.from_moments import analyze_files
     from test_moments_file import example
 

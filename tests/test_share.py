@@ -398,8 +398,7 @@ def test_progress_shows_in_a_notebook_and_nowhere_else(monkeypatch, capsys):
     """A stand-in for IPython, which is no dependency: a notebook shows lines."""
     from types import ModuleType, SimpleNamespace
 
-    from qkscope.run.events import Events
-    from qkscope.run.progress import default_events
+    from qkscope.run.progress import Events, default_events
 
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert type(default_events()) is Events

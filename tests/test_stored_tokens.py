@@ -12,9 +12,9 @@ from qkscope.documents import tokens
 from qkscope.documents.encode import Encoder
 from qkscope.documents.tokens import load_corpus, survey, tokens_key
 from qkscope.errors import InputError, QkscopeWarning, StorageError
-from qkscope.run.events import Events
 from qkscope.run.execute import run_study
 from qkscope.run.plan import make_plan
+from qkscope.run.progress import Events
 from qkscope.study.load import load_study
 from qkscope.study.schema import Documents
 from test_documents import NoTokenizer, byte_tokenizer

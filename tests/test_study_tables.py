@@ -18,7 +18,7 @@ from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import before_rotation
 from qkscope.results.read import load_results
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.tables.from_moments import analyze_folder
 
 WHO = ("windows", "from_model", "to_model")

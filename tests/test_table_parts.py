@@ -16,8 +16,8 @@ from qkscope.lenses.rows import RowSettings, checkpoint_rows
 from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
-from qkscope.run.events import Events
 from qkscope.run.execute import run_study
+from qkscope.run.progress import Events
 from qkscope.tables import parts, workers
 from qkscope.tables.from_moments import analyze_files, analyze_folder
 

@@ -79,7 +79,7 @@ def test_rows_are_those_of_each_step_alone(grown):
 @pytest.mark.slow
 def test_tables_are_those_of_a_study_with_the_same_moments(grown, tmp_path):
     """Other roads to the same lines: moments files, analyzed all at once."""
-    from qkscope.run.events import Events
+    from qkscope.run.progress import Events
     from qkscope.tables.from_moments import analyze_files
 
     paths = []

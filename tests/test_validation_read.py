@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from qkscope.errors import InputError, QkscopeWarning
 from qkscope.lenses.position import OWN
 from qkscope.lenses.rows import table_columns
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.validation import scan
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors, parse_head
 from qkscope.validation.scan import kept_layer

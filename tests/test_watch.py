@@ -16,8 +16,8 @@ from qkscope.cli.main import main
 from qkscope.errors import InputError, StudyError
 from qkscope.moments.file import read_provenance
 from qkscope.run.arrivals import find_arrivals
-from qkscope.run.events import Events
 from qkscope.run.execute import CaptureOptions, run_study
+from qkscope.run.progress import Events
 from qkscope.run.status import read_status
 from qkscope.run.watch import SeriesWatcher, WatchSettings
 from qkscope.study.schema import Series

@@ -7,38 +7,31 @@ message alone and exits with `exit_code`.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
-
-
-class Advice(NamedTuple):
-    """What to do about an error, for both who may meet it."""
-
-    python: str
-    command: str
+from typing import Self
 
 
 class QkscopeError(Exception):
     """Something failed that a person has to know about. Exit code 1."""
 
     exit_code = 1
-    advice: tuple[Advice, ...] = ()
+    advice: tuple[tuple[str, str], ...] = ()  # what to do: in Python, and at the command line
 
     def __str__(self) -> str:
-        return "; ".join([super().__str__(), *(each.python for each in self.advice)])
+        return "; ".join([super().__str__(), *(python for python, _ in self.advice)])
 
     def for_command_line(self) -> str:
         """The message as the command line shows it."""
-        return "; ".join([super().__str__(), *(each.command for each in self.advice)])
+        return "; ".join([super().__str__(), *(command for _, command in self.advice)])
 
     def advised(self, *, python: str, command: str) -> Self:
         """The same error with advice, for Python and for the command line."""
-        return self._again(super().__str__(), (*self.advice, Advice(python, command)))
+        return self._again(super().__str__(), (*self.advice, (python, command)))
 
     def within(self, where: str) -> Self:
         """The same error, with its place put in front: `checkpoint 'a': layer 3: ...`."""
         return self._again(f"{where}: {super().__str__()}", self.advice)
 
-    def _again(self, message: str, advice: tuple[Advice, ...]) -> Self:
+    def _again(self, message: str, advice: tuple[tuple[str, str], ...]) -> Self:
         """A copy with all that is known; subclasses may be made from other arguments than a message."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__, advice=advice)

@@ -34,7 +34,11 @@ def replacing(path: Path) -> Iterator[Path]:
                 raise OSError(errno.EIO, "another file took the place of its temporary file")
             os.fsync(descriptor)
             os.replace(temporary, path)
-            _make_durable(path.parent)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -106,8 +110,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = StorageError(f"{path}: cannot be written ({error.strerror or error})")
-        raise failure.advised(**_advice(error, Path(path))) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        python = "free some space" if full else "check the folder, or choose another one"
+        command = "free some space" if full else "check the folder (or give another --out)"
+        shared, path = "", Path(path)
+        if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
+            shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for new files; "
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error})").advised(
+            python=f"{shared}{python}; what was finished before is kept",
+            command=f"{shared}what is finished is kept: {command} and run the same command again",
+        ) from error
 
 
 def remove_file(path: Path) -> None:
@@ -128,14 +140,11 @@ def require_writable(folder: Path) -> None:
     with writing(folder):
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
-        effective = os.access in os.supports_effective_ids
-        if not os.access(there, os.W_OK | os.X_OK, effective_ids=effective) or _read_only(there):
+        writable = os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+        # Mounted read-only, which even root cannot write.
+        mounted_read_only = hasattr(os, "statvfs") and os.statvfs(there).f_flag & os.ST_RDONLY
+        if not writable or mounted_read_only:
             raise PermissionError(errno.EACCES, f"{there} is read-only{_of_whom(there)}")
-
-
-def _read_only(folder: Path) -> bool:
-    """Whether the file system is mounted so (which even root cannot write)."""
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY) if hasattr(os, "statvfs") else False
 
 
 def _of_whom(path: Path) -> str:
@@ -144,19 +153,6 @@ def _of_whom(path: Path) -> str:
         if path.stat().st_uid != os.geteuid():
             return f" for you and belongs to {path.owner()}"
     return ""
-
-
-def _advice(error: OSError, path: Path) -> dict[str, str]:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    python = "free some space" if full else "check the folder, or choose another one"
-    command = "free some space" if full else "check the folder (or give another --out)"
-    shared = ""
-    if isinstance(error, PermissionError) and _of_whom(path if path.exists() else path.parent):
-        shared = "its owner can share it with the group: chmod -R g+w, and umask 002 for new files; "
-    return {
-        "python": f"{shared}{python}; what was finished before is kept",
-        "command": f"{shared}what is finished is kept: {command} and run the same command again",
-    }
 
 
 def as_path(path: Any, what: str) -> Path:
@@ -176,11 +172,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

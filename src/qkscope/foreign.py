@@ -92,8 +92,20 @@ def lines_of(file: BinaryIO) -> BinaryIO:
 
 def parse_json(contents: bytes | str) -> dict[str, Any]:
     """A JSON object with different keys, of bounded depth, integers and text; `Unreadable` for anything else."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            raise ValueError("a key is given twice")
+        return members
+
+    def integer(digits: str) -> int:
+        if len(digits) > 21 or not -LARGEST_INTEGER < int(digits) < LARGEST_INTEGER:
+            raise ValueError("a number beyond 64 bits")
+        return int(digits)
+
     try:
-        parsed = json.loads(contents, object_pairs_hook=_unique, parse_int=_integer)
+        parsed = json.loads(contents, object_pairs_hook=unique, parse_int=integer)
         _require_bounded(parsed)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"cannot be read as JSON: {str(error)[:80]}") from None
@@ -137,19 +149,6 @@ class _Lines(io.RawIOBase):
         if self._line > LONGEST_LINE:
             raise Unreadable(f"has a line of more than {LONGEST_LINE // 1024} KiB, too long for a table")
         return len(data)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a key is given twice")
-    return members
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 21 or not -LARGEST_INTEGER < int(digits) < LARGEST_INTEGER:
-        raise ValueError("a number beyond 64 bits")
-    return int(digits)
 
 
 def _require_bounded(parsed: Any) -> None:

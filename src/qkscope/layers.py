@@ -36,10 +36,6 @@ class Rotation:
         if not all(0.0 < angle <= math.pi for angle in self.angles) or not 0.0 < self.scale < math.inf:
             raise ValueError("a rotation's angles should be above 0 and at most pi, its scale above 0 and finite")
 
-    def to_json(self) -> dict[str, Any]:
-        """The plain form stored with a layer's facts."""
-        return {"pairs": [list(pair) for pair in self.pairs], "angles": list(self.angles), "scale": self.scale}
-
     @classmethod
     def from_json(cls, stored: Any) -> Rotation:
         """The rotation that a file claims; ValueError where it is none, or beyond any model."""
@@ -91,7 +87,11 @@ class LayerFacts:
 
     def to_json(self) -> dict[str, Any]:
         """The plain form stored in moments files."""
-        return {**asdict(self), "rotation": None if self.rotation is None else self.rotation.to_json()}
+        stored, rotation = asdict(self), self.rotation
+        if rotation is not None:
+            pairs, angles = [list(pair) for pair in rotation.pairs], list(rotation.angles)
+            stored["rotation"] = {"pairs": pairs, "angles": angles, "scale": rotation.scale}
+        return stored
 
     def outline(self) -> dict[str, Any]:
         """The plain form for provenance, which people read: without the hundreds of numbers of a rotation."""

@@ -131,24 +131,18 @@ def over_cores(work: Callable[[T], R], items: Sequence[T], fewest: int = 2) -> I
     done = 0
     cores = min(os.cpu_count() or 1, MAX_PROCESSES, len(items))
     if cores > 1 and len(items) >= fewest and hasattr(os, "fork") and threading.active_count() == 1:
-        for result in _over_forks(work, items, cores):
-            done += 1
-            yield result
+        global _forked_work
+        _forked_work = work, items
+        try:
+            pool = WorkerPool.available(cores, fork=True)
+            with suppress(BrokenProcessPool), pool or nullcontext():
+                for result in pool.map(_forked, range(len(items))) if pool else ():
+                    done += 1
+                    yield result
+        finally:
+            _forked_work = None
     for item in items[done:]:
         yield work(item)
-
-
-def _over_forks(work: Callable[[T], R], items: Sequence[T], count: int) -> Iterator[R]:
-    """The results from forked processes; it ends early where a worker dies."""
-    global _forked_work
-    _forked_work = work, items
-    try:
-        pool = WorkerPool.available(count, fork=True)
-        if pool is not None:
-            with suppress(BrokenProcessPool), pool:
-                yield from pool.map(_forked, range(len(items)))
-    finally:
-        _forked_work = None
 
 
 def _forked(number: int) -> Any:
@@ -162,28 +156,17 @@ def _forked(number: int) -> Any:
 
 def free_memory() -> int:
     """Bytes that can be used without swapping, as far as the system and the container's limit report them."""
-    limits = [_available_memory(), _below_container_limit()]
-    return min((each for each in limits if each is not None), default=ASSUMED_MEMORY)
-
-
-def _available_memory() -> int | None:
+    limits = []
     try:
         line = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        return int(line[1]) * 1024 if line else None
+        limits += [int(line[1]) * 1024] if line else []
     except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _below_container_limit() -> int | None:
+        with suppress(AttributeError, ValueError, OSError):
+            limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
+    with suppress(OSError, ValueError):
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
         cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
-        return None if limit == "max" else max(0, int(limit) - used + (int(cached[1]) if cached else 0))
-    except (OSError, ValueError):
-        return None
+        if limit != "max":
+            limits.append(max(0, int(limit) - used + (int(cached[1]) if cached else 0)))
+    return min(limits, default=ASSUMED_MEMORY)

@@ -48,17 +48,15 @@ from qkscope.lenses.registry import registered
 from qkscope.lenses.views import build_tables
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import write_csv
-from qkscope.results.environment import environment
 from qkscope.results.folder import ABLATION_CSV, ABLATION_JSON, head_table_path, moments_path, results_file
 from qkscope.results.lock import lock_folder
+from qkscope.results.provenance import environment
 from qkscope.results.read import load_results
 from qkscope.results.remove import remove_head_table, remove_other_ablations
-from qkscope.run.engines import find_engine
-from qkscope.run.engines.base import Advanced, Finished, Job, Noted, Report, Task
-from qkscope.run.events import Events
+from qkscope.run.engines import Advanced, CaptureOptions, Finished, Job, Noted, Placement, Report, Task, find_engine
 from qkscope.run.execute import results_folder
-from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.plan import Plan, make_plan, with_tokens_kept
+from qkscope.run.progress import Events
 from qkscope.run.stopping import Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
 from qkscope.text import counted

@@ -24,8 +24,8 @@ from qkscope.errors import InputError, located
 from qkscope.files import write_text
 from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
 from qkscope.moments.moments import Moments
-from qkscope.results.environment import numeric_versions
 from qkscope.results.folder import ablation_path, moments_path
+from qkscope.results.provenance import numeric_versions
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
 from qkscope.run.plan import Plan
 from qkscope.text import counted

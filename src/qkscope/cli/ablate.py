@@ -87,7 +87,7 @@ def ablate(options: argparse.Namespace) -> int:
     from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
     from qkscope.ablate.work import AblationSettings
     from qkscope.cli.commands import command_line, quiet_libraries
-    from qkscope.run.options import Placement
+    from qkscope.run.engines import Placement
     from qkscope.run.progress import progress
 
     quiet_libraries()

@@ -22,19 +22,20 @@ from qkscope.errors import InputError
 from qkscope.results.folder import (
     CARD,
     FIGURE_PNG,
+    FIGURES,
     STUDY_YAML,
-    figures_folder,
+    TABLES,
     moments_folder,
     results_file,
-    tables_folder,
+    subfolder,
 )
 from qkscope.text import counted, visible, visible_line
 
 if TYPE_CHECKING:
     from qkscope.cost import Cluster
-    from qkscope.run.events import Events
-    from qkscope.run.options import CaptureOptions
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.plan import Plan
+    from qkscope.run.progress import Events
 
 # What `qkscope plan` hands on to the `qkscope shard` commands that it prints.
 SHARD_FLAGS = ("trust_remote_code", "skip_bad_documents", "skip_bad_checkpoints", "overwrite")
@@ -87,7 +88,7 @@ def print_summary(folder: Path) -> None:
 def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
     from qkscope.cli.describe import left_out_lines
-    from qkscope.results.left_out import read_left_out
+    from qkscope.results.provenance import read_left_out
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
@@ -98,7 +99,7 @@ def tell_left_out(folder: Path) -> None:
 
 def chosen_capture(options: argparse.Namespace) -> CaptureOptions:
     """What the command line says about a capture."""
-    from qkscope.run.options import CaptureOptions, Placement
+    from qkscope.run.engines import CaptureOptions, Placement
     from qkscope.validation.layout import VectorSample
 
     sample = None
@@ -210,8 +211,8 @@ def plan(options: argparse.Namespace) -> int:
       qkscope shard study.yaml $SLURM_ARRAY_TASK_ID
     """
     from qkscope.run.execute import results_folder
+    from qkscope.run.finished import examine
     from qkscope.run.progress import progress
-    from qkscope.run.shards import examine
 
     with progress() as events:
         made = planned(options, events, here=False)  # the shards may run on other machines
@@ -279,7 +280,6 @@ def shard(options: argparse.Namespace) -> int:
       qkscope shard study.yaml 12 --out results/smollm3
     """
     from qkscope.run.execute import capture_shard, results_folder
-    from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress
 
     with progress() as events:
@@ -383,12 +383,12 @@ def draw_report(
     if figures or page:
         print(visible(str(summarize(tables))), end="\n\n")
     else:
-        print(f"tables: {tables_folder(place)}/")
+        print(f"tables: {subfolder(place, TABLES)}/")
     if figures:
         drawn = sorted({path.parent for path in written if path.name == FIGURE_PNG})
         for figure in drawn if verbose else ():
             print(f"wrote {figure}/", file=sys.stderr)
-        print(f"figures: {figures_folder(place)}/ ({counted(len(drawn), 'figure')}, each with a card in {CARD})")
+        print(f"figures: {subfolder(place, FIGURES)}/ ({counted(len(drawn), 'figure')}, each with a card in {CARD})")
     if page:
         print(f"page: {written[-1]} ({written[-1].stat().st_size / 1e6:.1f} MB, opens in any browser without network)")
 

@@ -36,8 +36,8 @@ def demo(options: argparse.Namespace) -> int:
     from qkscope.cli.commands import command_line, draw_report, quiet_libraries
     from qkscope.demo.prepare import prepare_demo
     from qkscope.demo.settings import DemoSettings
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.execute import run_study
-    from qkscope.run.options import CaptureOptions
     from qkscope.run.progress import progress, step_progress
     from qkscope.validation.layout import VectorSample
 

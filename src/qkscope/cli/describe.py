@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkscope.layers import LayerFacts, attention_summary
-from qkscope.run.progress import cost_line
 from qkscope.text import aligned, byte_size, clock, counted, short_number
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     lines += ["", *aligned(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
-    lines.append(cost_line(plan))
+    lines.append(plan.cost_line())
     lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]
     return lines
 

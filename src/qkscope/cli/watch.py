@@ -88,7 +88,7 @@ def watch(options: argparse.Namespace) -> int:
       qkscope watch study.yaml --evict 3       DELETE checkpoint folders once measured, except the newest three
     """
     from qkscope.cli.commands import command_line, quiet_libraries
-    from qkscope.run.options import CaptureOptions
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.progress import progress
     from qkscope.run.watch import SeriesWatcher, WatchSettings
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from qkscope.compare.judge import DIFFERS, JudgedNumbers, titles_of
 from qkscope.compare.numbers import measure_title
 from qkscope.draw import style
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 
 OUTLINE = "#c026d3"  # what differs; used for nothing else
 PANELS = 12  # checkpoints at most, evenly chosen; all are in the table

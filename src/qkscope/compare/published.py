@@ -31,7 +31,7 @@ from qkscope.lenses.depth_axis import depth_bins
 from qkscope.lenses.draws import KEY, drawn_heads
 from qkscope.lenses.views import build_tables
 from qkscope.results.folder import PLASTICITY_SAMPLED_CSV
-from qkscope.results.read import ResultsFolder, read_study_table
+from qkscope.results.read import ResultsFolder, read_named_table
 from qkscope.results.schema import depth_of_layers
 from qkscope.study.rows import HeadSample, choose_heads
 from qkscope.validation.plasticity import BUCKETS, MISSING, PUBLISHED
@@ -69,7 +69,7 @@ def _read_sampled_plasticity(results: ResultsFolder) -> pd.DataFrame | None:
     """
     key = ("model", "layer", "head", "window", "estimator")
     texts = ("model", "estimator", "rotary", "attention", "errors")
-    table = read_study_table(results, PLASTICITY_SAMPLED_CSV, [*SAMPLED_COLUMNS, "places"], key, texts)
+    table = read_named_table(results, PLASTICITY_SAMPLED_CSV, [*SAMPLED_COLUMNS, "places"], key, texts)
     if table is None:
         return None
     windows = results.heads.groupby("model")["window"].max()

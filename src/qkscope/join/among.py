@@ -19,7 +19,7 @@ from qkscope.join.inputs import PublishedModels, load_published_models
 from qkscope.join.table import Row, records
 from qkscope.lenses.views import Results, build_tables
 from qkscope.results.csv_files import write_csv
-from qkscope.results.folder import CARD, POINTS_CSV, join_folder
+from qkscope.results.folder import CARD, JOIN, POINTS_CSV, output_folder
 from qkscope.results.read import load_results
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, bullet, heading, paragraph, table_of, to_markdown, to_terminal
@@ -66,7 +66,7 @@ def write_among(folder: Path, out: Path | None = None) -> tuple[list[str], Path]
     """Write `points.csv` and a card; returns lines for a terminal, and where they are."""
     published, tables = load_published_models(), build_tables(load_results(folder))
     table = among(tables, published)
-    place = out or join_folder(tables.files.writable_folder, "among")
+    place = out or output_folder(tables.files.writable_folder, JOIN, "among")
     write_csv(table.drop(columns="heads_are"), place / POINTS_CSV)
     blocks = _blocks(table, published)
     card = [

@@ -73,7 +73,7 @@ def measures_from_results(folder: Path, wanted: Sequence[str], *, common: bool |
             for model, each in heads.items()
             if each.description
         ),
-        same_weights=tuple(same_networks(list(records.values()))),
+        same_weights=tuple(pair[:2] for pair in same_networks(list(records.values()))),
     )
 
 

@@ -66,7 +66,7 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     path = Path(request.measures)
     if out is None and not path.is_dir():
         raise InputError(f"{request.measures} is not a results folder; give --out to say where to write the join")
-    folder = out or names.join_folder(path, names.plain_name(scores.name))
+    folder = out or names.output_folder(path, names.JOIN, names.plain_name(scores.name))
     joined = table.join(measures, scores)
     tables = {names.JOIN_CSV: joined.table, names.POINTS_CSV: joined.points, names.LENGTHS_CSV: joined.within}
     tables |= {names.CHANGES_CSV: joined.changes, names.DIFFERENCES_CSV: joined.across}

@@ -22,6 +22,7 @@ from qkscope.lenses.draws import FREEDOM, KEY, OF_COMPONENT_0, draw_tables, grou
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.registry import derived, registered
 from qkscope.results.csv_files import write_csv
+from qkscope.results.entries import Entry
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import (
     NO_ROWS,
@@ -32,9 +33,8 @@ from qkscope.results.mapped import (
     rows_of_entries,
     select_rows,
 )
-from qkscope.results.read import Entries, Entry, ResultsFolder, read_named_table, read_study_table, require_numbers
+from qkscope.results.read import Entries, ResultsFolder, read_named_table, require_numbers
 from qkscope.results.remove import remove_table
-from qkscope.results.retired import earlier_summaries
 from qkscope.results.schema import (
     COMPONENTS_TABLE,
     HEADS,
@@ -45,6 +45,7 @@ from qkscope.results.schema import (
     QK,
     QK_COLUMNS,
     REPLICATES,
+    earlier_summaries,
 )
 from qkscope.stats.means import HeadPanel, LayerMeans
 from qkscope.words.blocks import AnyBlock
@@ -404,7 +405,7 @@ def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str
     """The lenses' tables about the study as a whole that are there, at all choices of windows."""
     declared = [table for lens in lenses for build in lens.of_study for table in build.tables]
     read = {
-        each.file: read_study_table(files, each.file, [c.name for c in each.columns], each.key, each.texts)
+        each.file: read_named_table(files, each.file, [c.name for c in each.columns], each.key, each.texts)
         for each in declared
     }
     return {file: rows for file, rows in read.items() if rows is not None}

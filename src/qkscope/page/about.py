@@ -28,10 +28,10 @@ from qkscope.lenses.concordance import CONCORDANCE
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.views import Results
 from qkscope.page.arrays import page_depth
-from qkscope.results.local_paths import without_local_paths
-from qkscope.results.read import Entry, ResultsFolder
+from qkscope.results.entries import Entry
+from qkscope.results.read import ResultsFolder
 from qkscope.stats import significance
-from qkscope.text import counted
+from qkscope.text import counted, without_local_paths
 from qkscope.words.phrases import shortened
 
 FORMAT = 2

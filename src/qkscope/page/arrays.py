@@ -19,7 +19,8 @@ from qkscope.lenses.depth_axis import DepthAxis, layer_counts
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.kind_of_layer import with_layer_kind
 from qkscope.page.pack import Pack, exact_precision
-from qkscope.results.read import Entries, ResultsFolder
+from qkscope.results.entries import Entries
+from qkscope.results.read import ResultsFolder
 
 CHOICES = ("own", "common")  # as the page calls native context length and the common window
 STATISTICS = ("explained_variance", "r_q", "r_k")

@@ -28,8 +28,8 @@ from qkscope.page.errors import add_changes, add_errors, add_replicates, add_win
 from qkscope.page.lens_data import add_lenses, add_mean_errors, kept_columns, lens_tables
 from qkscope.page.pack import Pack, squeeze
 from qkscope.results.folder import PROVENANCE_JSON, REPORT_HTML, results_file
-from qkscope.results.local_paths import PathShortener
 from qkscope.results.mapped import drop_page_cache
+from qkscope.text import PathShortener
 from qkscope.words.blocks import AnyBlock, to_page
 
 ENTRY = "main.js"

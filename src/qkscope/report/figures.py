@@ -14,20 +14,21 @@ from qkscope.page.about import facts
 from qkscope.processes import over_cores
 from qkscope.report.cards import draw_chart, drawable, figure_card, folder_name, takeaways
 from qkscope.report.published import PUBLISHED, published_folder
+from qkscope.results.entries import Entry, phase_segments
 from qkscope.results.folder import (
     CARD,
     FIGURE,
     FIGURE_FILES,
     FIGURE_PNG,
     FIGURE_SVG,
+    FIGURES,
     PROVENANCE_JSON,
     entries,
-    figure_folder,
-    figures_folder,
     gallery_path,
+    output_folder,
+    subfolder,
 )
 from qkscope.results.mapped import drop_page_cache
-from qkscope.results.read import Entry, phase_segments
 from qkscope.results.remove import remove_figure
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Picture, Strong, bullet, heading, paragraph, to_markdown
@@ -44,7 +45,7 @@ def write_figure(
 
     Without `titles` it has no headline and no note, for papers with captions of their own.
     """
-    place = figure_folder(folder, name or folder_name(figure))
+    place = output_folder(folder, FIGURES, name or folder_name(figure))
     picture = draw_chart(figure, tables)
     for text in picture.texts:
         text.set_visible(titles or text.get_gid() not in ("title", "note"))
@@ -76,7 +77,7 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
 
 def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:
     """Remove our files of figures that were not drawn now, under whatever name an earlier version gave them."""
-    for entry in entries(figures_folder(folder)):
+    for entry in entries(subfolder(folder, FIGURES)):
         if FIGURE.fullmatch(entry.name) and entry.name not in drawn:
             remove_figure(folder, entry.name)
 

@@ -12,8 +12,6 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,11 +56,13 @@ def unpacked(path: Path) -> Path:
 def _unpack(file: BinaryIO, size: int) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="qkscope-")
     try:
-        with _readable(), zipfile.ZipFile(_ShortReads(file)) as archive:
+        with zipfile.ZipFile(_ShortReads(file)) as archive:
             for name, member in _members(archive, max(ALWAYS, EXPANDS * size)).items():
                 _extract(archive, member, Path(folder.name) / name)
-    except BaseException:
+    except BaseException as error:
         folder.cleanup()
+        if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError | OSError | ValueError | RuntimeError):
+            raise Unreadable(f"cannot be read as an archive: {str(error)[:100]}") from None
         raise
     return folder
 
@@ -104,15 +104,6 @@ def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> N
                 raise Unreadable(f"{path.name!r} in it is larger than it states")
             with writing(path), path.open("ab") as file:
                 file.write(data)
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Say what is wrong with an archive that cannot be read as one."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise Unreadable(f"cannot be read as an archive: {str(error)[:100]}") from None
 
 
 class _ShortReads:

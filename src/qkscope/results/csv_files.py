@@ -34,17 +34,14 @@ def csv_text(table: pd.DataFrame, digits: int | None = None, *, header: bool = T
     for name, column in table.items():
         if isinstance(column.dtype, pd.Int64Dtype):
             changed[str(name)] = column.to_numpy(dtype=object, na_value="")  # pandas would format cell by cell
-        elif not pd.api.types.is_numeric_dtype(column.dtype) and not _harmless(column):
+        elif not pd.api.types.is_numeric_dtype(column.dtype) and not all(
+            (cell := harmless_cell(value)) is value or cell == value for value in column.unique()
+        ):
             changed[str(name)] = column.map(harmless_cell)
     safe = table.assign(**changed)
     safe.columns = pd.Index([harmless_cell(str(name)) for name in table.columns])
     shown = None if digits is None else f"%.{digits}g"
     return safe.to_csv(index=False, header=header, lineterminator="\n", float_format=shown)
-
-
-def _harmless(column: "pd.Series[Any]") -> bool:
-    """Whether no cell has to be changed; each distinct value is checked once."""
-    return all((safe := harmless_cell(value)) is value or safe == value for value in column.unique())
 
 
 def write_csv(table: pd.DataFrame, path: Path, digits: int | None = None) -> None:

@@ -94,12 +94,10 @@ class Entries:
 
 def phase_segments(checkpoints: Sequence[Entry]) -> list[tuple[str | None, int, int]]:
     """Runs of consecutive checkpoints of one phase: (phase, index of the first, index of the last)."""
-    segments: list[tuple[str | None, int, int]] = []
-    for i, checkpoint in enumerate(checkpoints):
-        if segments and segments[-1][0] == checkpoint.phase:
-            segments[-1] = (checkpoint.phase, segments[-1][1], i)
-        else:
-            segments.append((checkpoint.phase, i, i))
+    segments = []
+    for phase, run in itertools.groupby(enumerate(checkpoints), key=lambda numbered: numbered[1].phase):
+        numbers = [number for number, _ in run]
+        segments.append((phase, numbers[0], numbers[-1]))
     return segments
 
 
@@ -115,22 +113,15 @@ def select_checkpoints(checkpoints: Sequence[Entry], chosen: object = None) -> t
     if len(phase_ends) > N_SELECTED - 2:  # too many: those nearest to an even spread
         even = [last * k / (N_SELECTED - 1) for k in range(1, N_SELECTED - 1)]
         phase_ends = {min(sorted(phase_ends), key=lambda end: abs(end - place)) for place in even}
-    picked = {0, last, *phase_ends}
-    return tuple(names[i] for i in _filled_evenly(sorted(picked), N_SELECTED))
-
-
-def _filled_evenly(anchors: list[int], wanted: int) -> list[int]:
-    """The anchors, and between them further whole numbers, up to `wanted` in all, with even gaps."""
-    gaps = list(itertools.pairwise(anchors))
-    parts = [1] * len(gaps)
-    for _ in range(wanted - len(anchors)):
+    picked = sorted({0, last, *phase_ends})
+    gaps = list(itertools.pairwise(picked))
+    parts = [1] * len(gaps)  # into how many each gap is divided, evenly
+    for _ in range(N_SELECTED - len(picked)):
         room = [i for i, (a, b) in enumerate(gaps) if parts[i] < b - a]
-        if not room:
-            break
-        widest = max(room, key=lambda i: (gaps[i][1] - gaps[i][0]) / parts[i])
-        parts[widest] += 1
+        if room:
+            parts[max(room, key=lambda i: (gaps[i][1] - gaps[i][0]) / parts[i])] += 1
     between = [a + round((b - a) * k / n) for (a, b), n in zip(gaps, parts, strict=True) for k in range(1, n)]
-    return sorted({*anchors, *between})
+    return tuple(names[i] for i in sorted({*picked, *between}))
 
 
 def saw_the_same(records: Sequence[CheckpointRecord]) -> bool:
@@ -150,53 +141,39 @@ def order_checkpoints(heads: pd.DataFrame, provenance: Provenance) -> tuple[tupl
             f"{listed_names(strangers)}; the two files belong to different runs"
         )
     order = [name for name in records if name in measured] or list(measured)
-    checkpoints = with_own_labels([_checkpoint(name, records.get(name) or CheckpointRecord()) for name in order])
-    unmeasured = dict.fromkeys([*records, *provenance.left_out()])
-    return checkpoints, tuple(name for name in unmeasured if name not in measured)
-
-
-def with_own_labels(checkpoints: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The checkpoints with a label that no other has: where labels repeat, the name is added."""
-    times = Counter(c.label for c in checkpoints)
+    checkpoints = []
+    for name in order:
+        record = records.get(name) or CheckpointRecord()
+        checkpoints.append(
+            Entry(name, record.label or one_line(name) or "?", record.phase, record.context, record=record)
+        )
+    times = Counter(c.label for c in checkpoints)  # where labels repeat, the name is added
     alone = [c if times[c.label] == 1 else replace(c, label=f"{c.label} ({one_line(c.name)})") for c in checkpoints]
     again = Counter(c.label for c in alone)  # a name may look like another's label, or only differ in its blanks
-    return tuple(c if again[c.label] == 1 else replace(c, label=f"{c.label} #{i}") for i, c in enumerate(alone, 1))
+    alone = [c if again[c.label] == 1 else replace(c, label=f"{c.label} #{i}") for i, c in enumerate(alone, 1)]
+    unmeasured = dict.fromkeys([*records, *provenance.left_out()])
+    return tuple(alone), tuple(name for name in unmeasured if name not in measured)
 
 
-def _checkpoint(name: str, record: CheckpointRecord) -> Entry:
-    return Entry(
-        name=name,
-        label=record.label or one_line(name) or "?",
-        phase=record.phase,
-        context=record.context,
-        record=record,
-    )
-
-
-def entries_kind(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> StudyKind:
-    """What the entries are, as the provenance says.
+def kind_and_span(heads: pd.DataFrame, checkpoints: Sequence[Entry], provenance: Provenance) -> tuple[StudyKind, str]:
+    """What the entries are, as the provenance says, and what they span, as titles say it.
 
     Tables that no run of this version wrote say nothing: there, entries that do not have the same heads are models.
     """
-    recorded = provenance.kind or (provenance.study.kind if provenance.study else None)
-    if recorded is not None:
-        return recorded
-    if any(c.record.says_something for c in checkpoints):  # a sample of heads may differ, an architecture may not
-        return MODELS if differ([c.record.architecture for c in checkpoints]) else CHECKPOINTS
-    layouts = {frozenset(zip(g["layer"], g["head"], strict=True)) for _, g in heads.groupby("model")}
-    return MODELS if len(layouts) > 1 else CHECKPOINTS
-
-
-def span_of(checkpoints: Sequence[Entry], kind: StudyKind, provenance: Provenance) -> str:
-    """What the entries span, as titles say it."""
+    kind = provenance.kind or (provenance.study.kind if provenance.study else None)
+    if kind is None and any(c.record.says_something for c in checkpoints):  # a sample of heads may differ
+        kind = MODELS if differ([c.record.architecture for c in checkpoints]) else CHECKPOINTS
+    if kind is None:
+        layouts = {frozenset(zip(g["layer"], g["head"], strict=True)) for _, g in heads.groupby("model")}
+        kind = MODELS if len(layouts) > 1 else CHECKPOINTS
     if kind != CHECKPOINTS:
-        return {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]
+        return kind, {SEEDS: ACROSS_SEEDS, MODELS: ACROSS_MODELS}[kind]
     if len(checkpoints) == 1:
-        return AT_ONE_CHECKPOINT
+        return kind, AT_ONE_CHECKPOINT
     sources = {c.record.model for c in checkpoints}
     one_source = len(sources) == 1 and None not in sources
     known = one_source or bool(provenance.kind_stated) or any(c.phase for c in checkpoints)
-    return DURING_TRAINING if known else ACROSS_CHECKPOINTS
+    return kind, DURING_TRAINING if known else ACROSS_CHECKPOINTS
 
 
 def listed_names(names: Sequence[str]) -> str:

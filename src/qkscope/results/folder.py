@@ -68,6 +68,7 @@ OUTPUTS = {
     JOIN: (COMPARED, JOIN_FILES),
     COLLAGE: (COMPARED, COLLAGE_FILES),
 }
+SUBFOLDERS = (MOMENTS, VECTORS, TOKENS, PARTS, ABLATION, TABLES, *OUTPUTS)
 
 
 def results_file(folder: Path, name: str) -> Path:
@@ -86,14 +87,14 @@ def stored_table(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def lock_path(folder: Path) -> Path:
-    """The lock file that a run holds alone and that shards share."""
-    return results_file(folder, LOCK)
+def subfolder(folder: Path, name: str) -> Path:
+    """One of `SUBFOLDERS`: those with checkpoints' files, and those with outputs."""
+    return _within(folder, _known(name, name in SUBFOLDERS))
 
 
 def moments_folder(folder: Path) -> Path:
     """Where moments are kept."""
-    return _within(folder, MOMENTS)
+    return subfolder(folder, MOMENTS)
 
 
 def moments_path(folder: Path, checkpoint: str) -> Path:
@@ -112,14 +113,9 @@ def marker_path(folder: Path, token: str) -> Path:
     return _within(folder, MOMENTS, _known(name, MARKER.fullmatch(name)))
 
 
-def shards_folder(folder: Path) -> Path:
-    """Where the shards of all checkpoints wait."""
-    return _within(folder, MOMENTS, SHARDS)
-
-
-def shard_folder(folder: Path, checkpoint: str) -> Path:
-    """Where a checkpoint's shards wait until it is whole."""
-    return _within(folder, MOMENTS, SHARDS, _name(checkpoint))
+def shards_folder(folder: Path, *checkpoint: str) -> Path:
+    """Where the shards of all checkpoints, or of one, wait until it is whole."""
+    return _within(folder, MOMENTS, SHARDS, *map(_name, checkpoint))
 
 
 def shard_path(folder: Path, checkpoint: str, number: int) -> Path:
@@ -132,30 +128,15 @@ def running_path(folder: Path, checkpoint: str, number: int) -> Path:
     return _within(folder, MOMENTS, SHARDS, _name(checkpoint), f"{number:06d}.running")
 
 
-def tokens_folder(folder: Path) -> Path:
-    """Where the documents' token ids are kept; it may be deleted, and is then made again."""
-    return _within(folder, TOKENS)
-
-
 def tokens_path(folder: Path, key: str) -> Path:
-    """The documents' token ids under one tokenizer."""
+    """The documents' token ids under one tokenizer; the file may be deleted, and is then made again."""
     name = f"{key}.tokens"
     return _within(folder, TOKENS, _known(name, STORED_TOKENS.fullmatch(name)))
 
 
-def parts_folder(folder: Path) -> Path:
-    """Where checkpoints' lines of the tables wait until all are there."""
-    return _within(folder, PARTS)
-
-
 def parts_path(folder: Path, checkpoint: str) -> Path:
-    """A checkpoint's lines of all head tables."""
+    """A checkpoint's rows of all head tables, until those of all are there."""
     return _within(folder, PARTS, f"{_name(checkpoint)}{PART_SUFFIX}")
-
-
-def ablation_folder(folder: Path, checkpoint: str) -> Path:
-    """Where what edits did to documents of a checkpoint is kept, so that an ablation can go on where it stopped."""
-    return _within(folder, ABLATION, _name(checkpoint))
 
 
 def ablation_path(folder: Path, checkpoint: str, key: str) -> Path:
@@ -170,24 +151,9 @@ def vectors_path(folder: Path, checkpoint: str) -> Path:
     return _within(folder, VECTORS, _name(checkpoint))
 
 
-def tables_folder(folder: Path) -> Path:
-    """Where the tables behind the figures are."""
-    return _within(folder, TABLES)
-
-
 def table_path(folder: Path, name: str) -> Path:
     """A table behind the figures."""
     return _within(folder, TABLES, _known(name, TABLE.fullmatch(name)))
-
-
-def figures_folder(folder: Path) -> Path:
-    """Where the figures are."""
-    return outputs_folder(folder, FIGURES)
-
-
-def outputs_folder(folder: Path, name: str) -> Path:
-    """One of `OUTPUTS`."""
-    return _within(folder, _known(name, name in OUTPUTS))
 
 
 def gallery_path(folder: Path) -> Path:
@@ -195,24 +161,13 @@ def gallery_path(folder: Path) -> Path:
     return _within(folder, FIGURES, CARD)
 
 
-def figure_folder(folder: Path, figure: str) -> Path:
-    """The folder of one figure."""
-    return _output_folder(folder, FIGURES, figure)
-
-
-def comparison_folder(folder: Path, reference: str) -> Path:
-    """The folder of the comparison with one reference."""
-    return _output_folder(folder, COMPARISON, reference)
-
-
-def join_folder(folder: Path, scores: str) -> Path:
-    """The folder of the join with one table of scores."""
-    return _output_folder(folder, JOIN, scores)
-
-
-def collage_folder(folder: Path, name: str) -> Path:
-    """The folder of a collage."""
-    return _output_folder(folder, COLLAGE, name)
+def output_folder(folder: Path, place: str, name: str) -> Path:
+    """A folder in one of `OUTPUTS`: a figure, a comparison, a join, a collage. None of our files in it is a link."""
+    names, files = OUTPUTS[place]
+    _known(name, names.fullmatch(name))
+    for file in files:
+        _within(folder, place, name, file)
+    return _within(folder, place, name)
 
 
 def plain_name(text: str) -> str:
@@ -265,15 +220,6 @@ def _within(folder: Path, *parts: str) -> Path:
                 "points to, or remove it"
             )
     return path
-
-
-def _output_folder(folder: Path, place: str, name: str) -> Path:
-    """A folder of one of `OUTPUTS`, in which none of our files is a link."""
-    names, files = OUTPUTS[place]
-    _known(name, names.fullmatch(name))
-    for file in files:
-        _within(folder, place, name, file)
-    return _within(folder, place, name)
 
 
 def _known(name: str, known: object) -> str:

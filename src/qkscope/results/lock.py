@@ -23,7 +23,7 @@ from pathlib import Path
 from qkscope.errors import InputError, QkscopeWarning, StorageError
 from qkscope.files import claim, is_at, writing
 from qkscope.foreign import NO_FOLLOW, NO_WAIT, Missing, Unreadable, opened, parse_json, read_bytes, require_plain
-from qkscope.results.folder import lock_path
+from qkscope.results.folder import LOCK, results_file
 from qkscope.study.values import plain_text
 
 LARGEST = 4096  # bytes of a signature; ours have about a hundred
@@ -46,8 +46,8 @@ class LockHolder:
 @contextmanager
 def lock_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold a results folder alone, or with others that share it; refuse while a living process holds it otherwise."""
-    path = lock_path(folder)
-    with _locked(path, shared=shared) as locked:
+    path = results_file(folder, LOCK)
+    with try_lock(path, shared=shared) as locked:
         if not locked:
             holder = read_holder(path)
             by = f" ({holder})" if holder else ""
@@ -56,17 +56,10 @@ def lock_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Try to hold a lock file alone; gives whether it is held now (False: another process holds it)."""
-    with _locked(path, shared=False) as locked:
-        yield locked
-
-
-@contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
     """Wait until a lock file is free and hold it alone; it is removed afterwards."""
     while True:
-        with _locked(path, shared=False) as locked:
+        with try_lock(path) as locked:
             if locked:
                 try:
                     yield
@@ -104,41 +97,33 @@ def read_holder(path: Path) -> LockHolder | None:
 
 
 @contextmanager
-def _locked(path: Path, *, shared: bool) -> Iterator[bool]:
+def try_lock(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Try to hold a lock file; gives whether it is held now (False: another process holds it)."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _acquire(path, shared=shared)
-    if descriptor is None:
-        yield False
-        return
+    descriptor, claimed = _open_and_claim(path, shared)
+    while claimed and not is_at(descriptor, path):  # its last holder removed it after we had opened it
+        os.close(descriptor)
+        descriptor, claimed = _open_and_claim(path, shared)
     try:
-        _sign(descriptor)
-        yield True
+        if claimed:
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            signature = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+            with suppress(OSError):  # a full disk, or another's file, must not keep anybody from what is there
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, signature.encode())
+        yield claimed
     finally:
         os.close(descriptor)
 
 
-def _acquire(path: Path, *, shared: bool) -> int | None:
-    """The lock file, open and locked; None where somebody else holds it."""
-    while True:
-        descriptor = _open(path)
-        try:
-            claimed = _claim(descriptor, path, shared=shared)
-            if claimed and is_at(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if not claimed:
-            return None
-        # Otherwise its last holder removed it after we had opened it: the next one is a new file.
-
-
-def _claim(descriptor: int, path: Path, *, shared: bool) -> bool:
+def _open_and_claim(path: Path, shared: bool) -> tuple[int, bool]:
+    descriptor = _open(path)
     try:
         claimed = claim(descriptor, alone=not shared)
     except OSError as error:
+        os.close(descriptor)
         if error.errno != errno.EBADF:
             raise StorageError(f"{path}: cannot be locked ({error.strerror})") from None
         # NFS locks only what could also be written.
@@ -146,11 +131,9 @@ def _claim(descriptor: int, path: Path, *, shared: bool) -> bool:
             f"{path}: belongs to somebody else and cannot be locked; its owner can share it: chmod g+rw {path}"
         ) from None
     if claimed is None:
-        warnings.warn(
-            QkscopeWarning(f"{path.parent}: this filesystem has no file locks; make sure only one run uses the folder"),
-            stacklevel=2,
-        )
-    return claimed is not False
+        message = f"{path.parent}: this filesystem has no file locks; make sure only one run uses the folder"
+        warnings.warn(QkscopeWarning(message), stacklevel=2)
+    return descriptor, claimed is not False
 
 
 def _open(path: Path) -> int:
@@ -186,12 +169,3 @@ def _share(descriptor: int, status: os.stat_result, folder: Path) -> None:
     if ours and shared.st_mode & stat.S_IWGRP and wanted != stat.S_IMODE(status.st_mode):
         with suppress(OSError):  # a file system without rights
             os.fchmod(descriptor, wanted)
-
-
-def _sign(descriptor: int) -> None:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    signature = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
-    with suppress(OSError):  # a full disk, or another's file, must not keep anybody from what is there
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, signature.encode())

@@ -1,43 +1,64 @@
 """What produced a result, as one typed record: `provenance.json`, and inside every moments file its checkpoint's part.
 
 What is written must be of these types. What is read may be older or come from a stranger: there a value of a wrong type
-counts as not recorded (None), and unknown keys are kept. Each record remembers what it was made from,
-so that writing it again changes nothing.
+counts as not recorded (None), and unknown keys are kept. Each record remembers what it was made from, so that writing
+it again changes nothing. `left_out.json` lists checkpoints that a run went on without.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    ValidationInfo,
-    WrapValidator,
-    model_validator,
-)
+import pydantic
 from pydantic import ValidatorFunctionWrapHandler as Check
 from pydantic.functional_validators import ModelWrapValidatorHandler as MakeModel
 
-from qkscope.files import replacing
-from qkscope.foreign import is_finite
+from qkscope._version import __version__
+from qkscope.errors import InputError
+from qkscope.files import remove_file, replacing, write_text
+from qkscope.foreign import Missing, Unreadable, is_finite, parse_json, read_bytes
 from qkscope.kinds import Architecture, StudyKind
-from qkscope.results.folder import PROVENANCE_JSON, results_file
+from qkscope.results.folder import LEFT_OUT_JSON, LEFT_OUT_LOCK, PROVENANCE_JSON, results_file
+from qkscope.results.lock import wait_for_lock
+from qkscope.study.schema import Name
 
 SCHEMA = 1
 LONGEST = 2**31  # tokens of a window
 SAME_NETWORK = 0.5  # of the projections of the smaller model; less may be a layer that was never trained
 MOST_STEPS = 1e18  # steps, or tokens in training
+LONGEST_REASON = 2000  # characters of why a checkpoint was left out
+LARGEST_LEFT_OUT = 16 * 2**20  # bytes; ten thousand checkpoints with reasons are below
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "accelerate", "datasets")
 _READING = "reading"  # the context in which wrong types are forgiven
 
 Value = TypeVar("Value")
+
+
+def environment() -> dict[str, str]:
+    """Versions of everything that could change a number."""
+    versions = {"qkscope": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    installed = {package: _installed(package) for package in PACKAGES}
+    return versions | {package: number for package, number in installed.items() if number is not None}
+
+
+def numeric_versions() -> dict[str, str | None]:
+    """Versions of what computes the sums: parts made by different ones are not added up."""
+    return {"qkscope": __version__, "torch": _installed("torch"), "transformers": _installed("transformers")}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def one_line(text: str) -> str:
@@ -45,49 +66,44 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def as_whole(value: object) -> int | None:
-    """A whole number of tokens, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        return None
-    return int(value)
+# -- records ---------------------------------------------------------------------------------------------------
 
 
-def _forgiving(value: Any, check: Check, info: ValidationInfo) -> Any:
+def _forgiving(value: Any, check: Check, info: pydantic.ValidationInfo) -> Any:
     """None for a value of a wrong type in a file that is read; an error in one that is written."""
     try:
         return check(value)
-    except ValidationError:
+    except pydantic.ValidationError:
         if info.context != _READING:
             raise
         return None
 
 
-def _one_line(value: Any, check: Check, info: ValidationInfo) -> str | None:
-    text = _forgiving(value, check, info)
-    return None if text is None else one_line(text) or None
+def _amount(amount: int | float) -> int | float | None:
+    return amount if is_finite(amount) and 0 <= amount <= MOST_STEPS else None
 
 
-def _amount(value: Any, check: Check, info: ValidationInfo) -> int | float | None:
-    amount: int | float | None = _forgiving(value, check, info)
-    return amount if amount is not None and is_finite(amount) and 0 <= amount <= MOST_STEPS else None
+def _tokens(value: Any, check: Check, info: pydantic.ValidationInfo) -> int | None:
+    """A whole number of tokens; in a file that is read, None for anything else."""
+    if info.context != _READING:
+        return check(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if number and 0 <= value <= LONGEST else None
 
 
-def _tokens(value: Any, check: Check, info: ValidationInfo) -> int | None:
-    return as_whole(value) if info.context == _READING else check(value)
+Recorded = Annotated[Value | None, pydantic.WrapValidator(_forgiving)]
+Line = pydantic.AfterValidator(lambda text: one_line(text) or None)
+Text = Recorded[Annotated[str, Line]]  # to be shown
+Amount = Recorded[Annotated[int | float, pydantic.AfterValidator(_amount)]]  # of steps, or of tokens in training
+Tokens = Annotated[int | None, pydantic.WrapValidator(_tokens)]  # of a window or a context
 
 
-Recorded = Annotated[Value | None, WrapValidator(_forgiving)]
-Text = Annotated[str | None, WrapValidator(_one_line)]  # to be shown
-Amount = Annotated[int | float | None, WrapValidator(_amount)]  # of steps, or of tokens in training
-Tokens = Annotated[int | None, WrapValidator(_tokens)]  # of a window or a context
-
-
-class Record(BaseModel):
+class Record(pydantic.BaseModel):
     """A part of a provenance."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
+    model_config = pydantic.ConfigDict(extra="ignore", frozen=True, strict=True, protected_namespaces=())
 
-    _recorded: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _recorded: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @classmethod
     def read(cls, stored: object) -> Self:
@@ -99,7 +115,7 @@ class Record(BaseModel):
         """A record to be written, whose values must be of the right types."""
         return cls.model_validate(dict(values))
 
-    @model_validator(mode="wrap")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
     def _remember(cls, values: Any, make: MakeModel[Self]) -> Self:
         made = make(values)
@@ -217,7 +233,7 @@ class LeftOutRecord(Record):
 class Provenance(Record):
     """`provenance.json`: what produced the tables of a results folder."""
 
-    schema_: Annotated[Recorded[int], Field(alias="schema")] = None
+    schema_: Annotated[Recorded[int], pydantic.Field(alias="schema")] = None
     qkscope: Text = None
     command: Recorded[str] = None
     study: Recorded[StudyRecord] = None
@@ -254,26 +270,13 @@ def write_provenance(folder: Path, provenance: Provenance) -> Path:
 # -- networks that are there twice ----------------------------------------------------------------------------
 
 
-def same_networks(records: Sequence[CheckpointRecord]) -> list[tuple[str, str]]:
-    """The names of each pair that shares at least half of its projections to queries and keys, number for number.
+def same_networks(records: Sequence[CheckpointRecord]) -> list[tuple[str, str, int, int]]:
+    """Pairs of names that share at least half of their projections to queries and keys, number for number.
 
-    A model with a vision tower, a renamed copy or an adapter that leaves attention alone has the text weights of
-    another. Counted as two models, they make everything look more certain than it is.
+    With how many projections both have, and how many the smaller model has. A model with a vision tower, a renamed
+    copy or an adapter that leaves attention alone has the text weights of another. Counted as two models, they make
+    everything look more certain than it is.
     """
-    return [(one, other) for one, other, _, _ in _sharing(records)]
-
-
-def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
-    """A sentence for each of these pairs."""
-    return [
-        f"{one!r} and {other!r} share {shared} of {fewest} projections to queries and keys, number for number: "
-        "they are not two independent entries, and count as one in any comparison over entries"
-        for one, other, shared, fewest in _sharing(records)
-    ]
-
-
-def _sharing(records: Sequence[CheckpointRecord]) -> list[tuple[str, str, int, int]]:
-    """Pairs by name, with the number of projections that both have, and that of the smaller model."""
     known = [(record.name or "?", set(record.attention_hashes)) for record in records if record.attention_hashes]
     pairs = []
     for (one, first), (other, second) in itertools.combinations(known, 2):
@@ -281,3 +284,51 @@ def _sharing(records: Sequence[CheckpointRecord]) -> list[tuple[str, str, int, i
         if shared >= SAME_NETWORK * fewest:
             pairs.append((one, other, shared, fewest))
     return pairs
+
+
+def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
+    """A sentence for each of these pairs."""
+    return [
+        f"{one!r} and {other!r} share {shared} of {fewest} projections to queries and keys, number for number: "
+        "they are not two independent entries, and count as one in any comparison over entries"
+        for one, other, shared, fewest in same_networks(records)
+    ]
+
+
+# -- checkpoints that were left out ---------------------------------------------------------------------------
+
+
+class _LeftOut(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    checkpoints: dict[Name, Annotated[str, pydantic.Field(max_length=LONGEST_REASON)]]
+
+
+def read_left_out(folder: Path) -> dict[str, str]:
+    """Name and reason of each checkpoint that was left out of the results in `folder`."""
+    path = results_file(folder, LEFT_OUT_JSON)
+    try:
+        record = _LeftOut.model_validate(parse_json(read_bytes(path, LARGEST_LEFT_OUT)))
+    except Missing:
+        return {}
+    except (Unreadable, pydantic.ValidationError) as error:
+        raise InputError(f"{path}: cannot be used ({str(error).splitlines()[0]}); remove it") from None
+    return {name: one_line(reason) for name, reason in record.checkpoints.items()}
+
+
+def leave_out(folder: Path, name: str, reason: str | None) -> None:
+    """Record that the results are without this checkpoint; without a reason, that they are not."""
+    with wait_for_lock(results_file(folder, LEFT_OUT_LOCK)):  # shards of other checkpoints may record theirs
+        reasons = {other: why for other, why in read_left_out(folder).items() if other != name}
+        reasons |= {} if reason is None else {name: one_line(reason)[:LONGEST_REASON]}
+        path = results_file(folder, LEFT_OUT_JSON)
+        if reasons:
+            write_text(path, json.dumps({"checkpoints": reasons}, indent=1, ensure_ascii=False) + "\n")
+        else:
+            remove_file(path)
+
+
+def remove_left_out(folder: Path, name: str) -> None:
+    """Remove the record of a checkpoint that was measured after all."""
+    if name in read_left_out(folder):
+        leave_out(folder, name, None)

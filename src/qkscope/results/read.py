@@ -9,36 +9,27 @@ with the file, the line and what to do.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError, TableError, first_line
 from qkscope.foreign import Missing, Unreadable, lines_of, opened, parse_json, read_bytes
+from qkscope.results import folder as layout
 from qkscope.results import schema
 from qkscope.results.archive import SUFFIX, is_archive, unpacked
-from qkscope.results.entries import ACROSS_CHECKPOINTS as ACROSS_CHECKPOINTS
-from qkscope.results.entries import ACROSS_MODELS as ACROSS_MODELS
-from qkscope.results.entries import ACROSS_SEEDS as ACROSS_SEEDS
-from qkscope.results.entries import DURING_TRAINING as DURING_TRAINING
-from qkscope.results.entries import Entries as Entries
-from qkscope.results.entries import Entry as Entry
 from qkscope.results.entries import (
-    entries_kind,
+    Entries,
+    kind_and_span,
     listed_names,
     order_checkpoints,
     saw_the_same,
-    span_of,
+    select_checkpoints,
 )
-from qkscope.results.entries import phase_segments as phase_segments
-from qkscope.results.entries import select_checkpoints as select_checkpoints
-from qkscope.results.folder import PROVENANCE_JSON, head_table_path, results_file, stored_table
 from qkscope.results.mapped import SpillingTable, drop_page_cache, in_blocks, is_large, memory_mapped, select_rows
 from qkscope.results.provenance import LONGEST, Provenance, StudyRecord
-from qkscope.results.provenance import one_line as one_line
-from qkscope.results.retired import refuse_earlier_tables
-from qkscope.results.schema import HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, TableKind, depth_of_layers
+from qkscope.results.schema import EARLIER_TABLES, HEADS, MEANS_KEY, TABLES, TEXT_COLUMNS, TableKind, depth_of_layers
 
 _KEY = ["model", "layer", "head", "pc"]
 _AGAIN = "`qkscope analyze RESULTS` writes it again"
@@ -55,7 +46,7 @@ _MOST = 10_000  # layers, heads and components; more is damage
 # Beyond so many bytes only component 0 is kept of qk.csv and its kin: memory does not depend on how many components
 # were written, and no page could show them all. 100 checkpoints of 576 heads with ten components have 300 MB.
 EVERY_COMPONENT = 512 * 2**20
-PART = 20_000  # lines of a larger table that are looked at together
+PART = 20_000  # lines of a larger table that are parsed together
 _MAX_TABLE = 16 * 2**30  # bytes; 1000 checkpoints of 80 layers with 64 heads and 10 components have 12 GB
 _MAX_PROVENANCE = 256 * 1024 * 1024  # bytes; 10 000 checkpoints of a 36-layer model have 60 MB
 
@@ -78,7 +69,9 @@ class ResultsFolder:
     def table(self, name: str, kind: TableKind | None = None) -> pd.DataFrame | None:
         """Every row of one of the tables, such as `heads` or `buckets`; None where the folder has none (yet)."""
         if name not in self._read:
-            self._read[name] = read_table(self, name, kind or TABLES.get(name))
+            kind, path = kind or TABLES.get(name), layout.stored_table(self.folder, name)
+            key = kind.key if kind else MEANS_KEY if name == schema.LAYER_MEANS else TABLES[HEADS].key
+            self._read[name] = None if path is None else _known_table(path, key, key, self.study.names)
             drop_page_cache()
         return self._read[name]
 
@@ -89,7 +82,7 @@ class ResultsFolder:
         if rows is None or not set(_NUMBERS) <= set(rows.columns):
             return None
         if not set(_OF_LAYER) <= set(rows.columns):  # a table from elsewhere
-            rows = self._read[HEADS] = _with_layer_columns(rows, stored_table(self.folder, HEADS) or self.folder)
+            rows = self._read[HEADS] = _with_layer_columns(rows, layout.stored_table(self.folder, HEADS) or self.folder)
         return rows
 
     @property
@@ -113,38 +106,47 @@ def load_results(folder: Path | str) -> ResultsFolder:
         raise TableError(
             f"{source}: is a file; give a results folder, or an archive (.zip) that `qkscope export` wrote"
         )
-    refuse_earlier_tables(folder, source)
-    components = _read_components(results_file(folder, schema.QK_CSV))
-    provenance = read_provenance(results_file(folder, PROVENANCE_JSON))
+    _refuse_earlier_tables(folder, source)
+    components = _read_components(layout.results_file(folder, schema.QK_CSV))
+    provenance = read_provenance(layout.results_file(folder, layout.PROVENANCE_JSON))
     checkpoints, unmeasured = order_checkpoints(components, provenance)
-    components = memory_mapped(_fill_window(components, checkpoints))
+    contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
+    window = components["window"].fillna(components["model"].map(contexts).astype(float))
+    components = memory_mapped(components.assign(window=window))
     drop_page_cache()
     heads = _leading(components)
-    components_common = _read_common(results_file(folder, TABLES[schema.COMPONENTS_TABLE].file), components, provenance)
+    components_common = _read_common(
+        layout.results_file(folder, TABLES[schema.COMPONENTS_TABLE].file), components, provenance
+    )
     settings = provenance.study or StudyRecord()
-    title = settings.title or settings.study
-    kind = entries_kind(heads, checkpoints, provenance)
+    kind, span = kind_and_span(heads, checkpoints, provenance)
     study = Entries(
-        title=title or source.resolve().name.removesuffix(SUFFIX) or "study",
+        title=settings.title or settings.study or source.resolve().name.removesuffix(SUFFIX) or "study",
         checkpoints=checkpoints,
         selected=select_checkpoints(checkpoints, settings.figure_checkpoints),
         kind=kind,
-        span=span_of(checkpoints, kind, provenance),
+        span=span,
         sampled_heads=provenance.analysis is None or provenance.analysis.heads != "all",
         same_documents=saw_the_same([c.record for c in checkpoints]),
         axis=settings.axis or "entries",
         axis_scale=settings.axis_scale or "linear",
     )
-    return ResultsFolder(
-        folder=folder,
-        source=source,
-        study=study,
-        heads=heads,
-        common=None if components_common is None else _leading(components_common),
-        provenance=provenance,
-        unmeasured=unmeasured,
-        components=components,
-        components_common=components_common,
+    common = None if components_common is None else _leading(components_common)
+    return ResultsFolder(folder, source, study, heads, common, provenance, unmeasured, components, components_common)
+
+
+def _refuse_earlier_tables(folder: Path, source: Path) -> None:
+    """Refuse a folder with tables of 0.2, and state how to get those of this version; `source` is how it was named."""
+    there = [name for name in EARLIER_TABLES if layout.head_table_path(folder, name).is_file()]
+    if not there:
+        return
+    more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+    problem = f"{source}: has tables of qkscope 0.2 ({there[0]}{more})"
+    if any(entry.name.endswith(layout.MOMENTS_SUFFIX) for entry in layout.entries(layout.moments_folder(folder))):
+        raise TableError(f"{problem}; `qkscope analyze {source}` writes them again from its moments")
+    raise TableError(
+        f"{problem} and no moments to write them again from; read it with qkscope 0.2, or keep qk.csv and "
+        "provenance.json alone in a folder and read that"
     )
 
 
@@ -160,24 +162,14 @@ def _read_common(path: Path, own: pd.DataFrame, provenance: Provenance) -> pd.Da
     there = set(table["model"].unique())
     if there == set(names):
         return memory_mapped(table)
-    of_own = own[~own["model"].isin(there)]
-    both = pd.concat([table, of_own], ignore_index=True)
+    both = pd.concat([table, own[~own["model"].isin(there)]], ignore_index=True)
     order = both["model"].map({name: place for place, name in enumerate(names)})
     return memory_mapped(both.iloc[np.argsort(order.to_numpy(), kind="stable")].reset_index(drop=True))
 
 
-def read_table(results: ResultsFolder, name: str, kind: TableKind | None) -> pd.DataFrame | None:
-    """One of the tables of a folder, its numbers checked; None where the folder has none (yet)."""
-    path = stored_table(results.folder, name)
-    if path is None:
-        return None
-    key = kind.key if kind else MEANS_KEY if name == schema.LAYER_MEANS else TABLES[HEADS].key
-    return _known_table(path, key, key, ["model"], results.study.names, TEXT_COLUMNS)
-
-
 def require_numbers(results: ResultsFolder, table: pd.DataFrame, name: str, columns: Sequence[str]) -> None:
     """Refuse a table with only some of these columns of one set, or with anything but numbers in them."""
-    path = stored_table(results.folder, name)
+    path = layout.stored_table(results.folder, name)
     missing = [column for column in columns if column not in table.columns]
     if path is None or len(missing) == len(columns):
         return
@@ -189,36 +181,32 @@ def require_numbers(results: ResultsFolder, table: pd.DataFrame, name: str, colu
 
 
 def read_named_table(
-    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str]
+    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str] = TEXT_COLUMNS
 ) -> pd.DataFrame | None:
-    """A table of heads that a command writes by itself, such as `ablation_heads.csv`; None where there is none."""
-    path = head_table_path(results.folder, file)
-    names = results.study.names
-    return _known_table(path, (*key, *columns), key, ["model"], names, TEXT_COLUMNS) if path.exists() else None
+    """A table in a file of its own, such as `ablation_heads.csv` or one about the study as a whole; None without one.
 
-
-def read_study_table(
-    results: ResultsFolder, file: str, columns: Sequence[str], key: Sequence[str], texts: Sequence[str]
-) -> pd.DataFrame | None:
-    """A lens's table about the study as a whole, likewise; `texts` are columns of words, those ending in `model` name
-    entries."""
-    path = head_table_path(results.folder, file)
-    models = [name for name in texts if name.endswith("model")]
-    needed = (*key, *columns, *models)
-    return _known_table(path, needed, key, models, results.study.names, texts) if path.exists() else None
+    `texts` are its columns of words, those ending in `model` name entries.
+    """
+    path = layout.head_table_path(results.folder, file)
+    return _known_table(path, (*key, *columns), key, results.study.names, texts) if path.exists() else None
 
 
 def _known_table(
-    path: Path,
-    needed: Sequence[str],
-    key: Sequence[str],
-    models: Sequence[str],
-    names: Sequence[str],
-    texts: Sequence[str],
+    path: Path, needed: Sequence[str], key: Sequence[str], names: Sequence[str], texts: Sequence[str] = TEXT_COLUMNS
 ) -> pd.DataFrame:
-    """A table with these columns; `key` are the columns that identify a row, `models` those that name entries."""
+    """A table with these columns; `key` are the columns that identify a row, `names` the known entries."""
+    models = [name for name in texts if name.endswith("model")]
     pieces = _parquet_pieces(path) if path.suffix == ".parquet" else _read_csv(path, texts)
-    table = _whole(_known_pieces(path, pieces, needed, texts))
+    whole = SpillingTable()
+    for piece in pieces:
+        missing = [name for name in (*needed, *models) if name not in piece.columns]
+        if missing or piece.empty:
+            raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
+        for name in (str(name) for name in piece.columns if name not in texts):
+            if name in needed or not pd.api.types.is_string_dtype(piece[name].dtype):
+                _make_numbers(piece, name, path)
+        whole.add(piece.copy())  # a block per type: pandas is slow where a table has hundreds of them
+    table = whole.table()
     _refuse_repeated(table, key, path)
     _refuse_strangers(table, models, names, path)
     return table
@@ -228,78 +216,6 @@ def _refuse_strangers(table: pd.DataFrame, models: Sequence[str], names: Sequenc
     strangers = sorted({str(name) for column in models for name in table[column].unique()} - set(names))
     if strangers:
         raise TableError(f"{path}: has checkpoints that {schema.QK_CSV} does not have: {listed_names(strangers)}")
-
-
-def _known_pieces(
-    path: Path, pieces: Iterator[pd.DataFrame], needed: Sequence[str], texts: Sequence[str]
-) -> Iterator[pd.DataFrame]:
-    """The rows of a table, its numbers checked."""
-    for piece in pieces:
-        missing = [name for name in needed if name not in piece.columns]
-        if missing or piece.empty:
-            raise TableError(f"{path}: {f'missing column {missing[0]!r}' if missing else 'has no rows'}; {_AGAIN}")
-        for name in (str(name) for name in piece.columns if name not in texts):
-            if name in needed or not pd.api.types.is_string_dtype(piece[name].dtype):
-                _make_numbers(piece, name, path)
-        yield piece.copy()  # a block per type: pandas is slow where a table has hundreds of them
-
-
-def _whole(pieces: Iterator[pd.DataFrame]) -> pd.DataFrame:
-    """The table that comes in these pieces; a large one is put on disk as it is read."""
-    whole = SpillingTable()
-    for piece in pieces:
-        whole.add(piece)
-    return whole.table()
-
-
-def _is_large(path: Path) -> bool:
-    return path.exists() and is_large(path.stat().st_size)
-
-
-def _leading(components: pd.DataFrame) -> pd.DataFrame:
-    """Component 0."""
-    return select_rows(components, (components["pc"] == 0).to_numpy())
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def _read_components(path: Path) -> pd.DataFrame:
-    """A table with one row per head and component, in file order, with all columns present."""
-    table = _whole(_checked_pieces(path))
-    if not (table["pc"] == 0).any():
-        raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
-    _refuse_repeated(table, _KEY, path)
-    drop_page_cache()
-    return _with_layer_columns(table, path)
-
-
-def _checked_pieces(path: Path) -> Iterator[pd.DataFrame]:
-    """All rows of a table, its numbers checked; of a very large one those of component 0."""
-    leading = path.exists() and path.stat().st_size > EVERY_COMPONENT
-    for piece in _read_csv(path):
-        _require_columns(piece, path)
-        checked = _with_numbers(piece, path)
-        yield checked[checked["pc"] == 0] if leading else checked
-
-
-def _require_columns(table: pd.DataFrame, path: Path) -> None:
-    missing = [c for c in schema.REQUIRED_COLUMNS if c not in table.columns]
-    if missing:
-        raise TableError(
-            f"{path}: missing column{'s' if len(missing) > 1 else ''} {listed_names(missing)}; "
-            f"a table needs at least {', '.join(schema.REQUIRED_COLUMNS)}"
-        )
-    if table.empty:
-        raise TableError(f"{path}: has a header but no rows")
-
-
-def _with_numbers(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    for column in table.columns:
-        known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
-        if known and column not in TEXT_COLUMNS:
-            _make_numbers(table, column, path)
-    return _checked(table, path)
 
 
 def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> None:
@@ -312,12 +228,30 @@ def _refuse_repeated(table: pd.DataFrame, key: Sequence[str], path: Path) -> Non
         raise TableError(f"{path}: {sum(map(len, repeats))} repeated row(s), the first is {where}")
 
 
+def _leading(components: pd.DataFrame) -> pd.DataFrame:
+    """Component 0."""
+    return select_rows(components, (components["pc"] == 0).to_numpy())
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
 def _read_csv(path: Path, texts: Sequence[str] = TEXT_COLUMNS) -> Iterator[pd.DataFrame]:
     """The table in a file: whole, or of a large one some rows at a time, numbered through."""
-    rows = PART if _is_large(path) else None
+    rows = PART if path.exists() and is_large(path.stat().st_size) else None
     try:
         with opened(path, _MAX_TABLE) as file:
-            for table in _parsed(file, texts, rows):
+            header = pd.read_csv(lines_of(file), encoding="utf-8", nrows=0)
+            file.seek(0)
+            options: dict[str, Any] = {
+                "encoding": "utf-8",
+                "dtype": {c: str for c in texts if c in header.columns},
+                "keep_default_na": False,
+                "na_values": {c: _EMPTY for c in header.columns if not c.endswith("model")},  # one may be called "NA"
+                "low_memory": False,
+            }
+            whole = pd.read_csv(lines_of(file), chunksize=rows, **options)
+            for table in [whole] if isinstance(whole, pd.DataFrame) else whole:
                 if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
                     raise ValueError("its rows have more cells than its header")
                 yield table
@@ -354,40 +288,67 @@ def _parquet_pieces(path: Path) -> Iterator[pd.DataFrame]:
         raise TableError(f"{path}: cannot be read as a table: {first_line(error)}; {_AGAIN}") from error
 
 
-def _parsed(file: BinaryIO, texts: Sequence[str], rows: int | None) -> Iterator[pd.DataFrame]:
-    """The table in an open file: its header says how to read the rest."""
-    header = pd.read_csv(lines_of(file), encoding="utf-8", nrows=0)
-    file.seek(0)
-    empty = {c: _EMPTY for c in header.columns if not c.endswith("model")}  # a checkpoint may be called "NA"
-    text: dict[str, type] = {c: str for c in texts if c in header.columns}
-    options: dict[str, Any] = {"encoding": "utf-8", "dtype": text, "keep_default_na": False, "na_values": empty}
-    if rows is None:
-        yield pd.read_csv(lines_of(file), low_memory=False, **options)
-    else:
-        yield from pd.read_csv(lines_of(file), chunksize=rows, low_memory=False, **options)
+def read_provenance(path: Path) -> Provenance:
+    """What a `provenance.json` says; nothing where there is none."""
+    try:
+        return Provenance.read(parse_json(read_bytes(path, _MAX_PROVENANCE)))
+    except Missing:
+        return Provenance()
+    except Unreadable as error:
+        raise TableError(f"{path}: {error}") from None
+
+
+# --- components -----------------------------------------------------------------------------------
+
+
+def _read_components(path: Path) -> pd.DataFrame:
+    """A table with one row per head and component, in file order, with all columns; of a very large one component 0."""
+    leading = path.exists() and path.stat().st_size > EVERY_COMPONENT
+    whole = SpillingTable()
+    for piece in _read_csv(path):
+        missing = [c for c in schema.REQUIRED_COLUMNS if c not in piece.columns]
+        if missing:
+            raise TableError(
+                f"{path}: missing column{'s' if len(missing) > 1 else ''} {listed_names(missing)}; "
+                f"a table needs at least {', '.join(schema.REQUIRED_COLUMNS)}"
+            )
+        if piece.empty:
+            raise TableError(f"{path}: has a header but no rows")
+        for column in piece.columns:
+            known = column in schema.QK_COLUMNS or column.endswith("_se") or column in schema.JUDGED_COLUMNS
+            if known and column not in TEXT_COLUMNS:
+                _make_numbers(piece, column, path)
+        checked = _checked(piece, path)
+        whole.add(checked[checked["pc"] == 0] if leading else checked)
+    table = whole.table()
+    if not (table["pc"] == 0).any():
+        raise TableError(f"{path}: no rows with pc == 0; taxonomy and figures are about component 0")
+    _refuse_repeated(table, _KEY, path)
+    drop_page_cache()
+    return _with_layer_columns(table, path)
 
 
 def _make_numbers(table: pd.DataFrame, name: str, path: Path) -> None:
     """Make numbers of a column's cells. Most columns are read as numbers: these are looked at, and stay as they are."""
     column = table[name]
-    if column.dtype.kind not in "fiu" or np.isinf(column.to_numpy()).any():
-        table[name] = _numbers(column, path)
-
-
-def _numbers(column: "pd.Series[Any]", path: Path) -> "pd.Series[Any]":
+    if column.dtype.kind in "fiu" and not np.isinf(column.to_numpy()).any():
+        return
     numbers = pd.to_numeric(column, errors="coerce")
     bad = (numbers.isna() & column.notna()) | np.isinf(numbers.astype(float))
+    _refuse_bad(table, name, bad, path, "which is not a finite number")
+    table[name] = numbers
+
+
+def _refuse_bad(table: pd.DataFrame, name: str, bad: "pd.Series[bool]", path: Path, problem: str) -> None:
+    """Name the first line in which a column is bad."""
     if bad.any():
         place = int(np.flatnonzero(bad.to_numpy())[0])
-        value = str(column.iloc[place])[:40]
-        raise TableError(
-            f"{path}: line {column.index[place] + 2}: {column.name} is {value!r}, which is not a finite number"
-        )
-    return numbers
+        value = str(table[name].iloc[place])[:40]
+        raise TableError(f"{path}: line {table.index[place] + 2}: {name} is {value!r}, {problem}")
 
 
 def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Ranges that hold for every table; one pass over the columns, the first offending line is named."""
+    """Ranges that are true of every table; one pass over the columns, the first offending line is named."""
     checks: list[tuple[str, pd.Series, str]] = [("model", table["model"].str.strip() == "", "a checkpoint's name")]
     for name in _WHOLE:
         values = table[name]
@@ -403,45 +364,24 @@ def _checked(table: pd.DataFrame, path: Path) -> pd.DataFrame:
         inside = (window >= 1) & (window <= LONGEST) & (window % 1 == 0)
         checks.append(("window", window.notna() & ~inside, "a number of tokens, or empty"))
     for name, bad, expected in checks:
-        if bad.any():
-            place = int(np.flatnonzero(bad.to_numpy())[0])
-            value = str(table[name].iloc[place])[:40]
-            raise TableError(f"{path}: line {table.index[place] + 2}: {name} is {value!r}, expected {expected}")
+        _refuse_bad(table, name, bad, path, f"expected {expected}")
     return table.astype(dict.fromkeys(_WHOLE, int))
 
 
 def _with_layer_columns(pc0: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The table with depth, rotary, attention, attention_window and window, filled in where they are not there."""
     last_layer = pc0.groupby("model")["layer"].transform("max").to_numpy()
     computed = pd.Series(depth_of_layers(pc0["layer"].to_numpy(), last_layer), index=pc0.index)
-    depth = pc0["depth"].fillna(computed) if "depth" in pc0.columns else computed
-    rotary = pc0["rotary"].fillna(schema.UNKNOWN) if "rotary" in pc0.columns else schema.UNKNOWN
-    attention = pc0["attention"].fillna("") if "attention" in pc0.columns else ""
-    width = pc0["attention_window"] if "attention_window" in pc0.columns else np.nan
-    window = pc0["window"] if "window" in pc0.columns else np.nan
     filled = pc0.assign(
-        depth=depth.astype(float), rotary=rotary, attention=attention, attention_window=width, window=window
+        depth=(pc0["depth"].fillna(computed) if "depth" in pc0.columns else computed).astype(float),
+        rotary=pc0["rotary"].fillna(schema.UNKNOWN) if "rotary" in pc0.columns else schema.UNKNOWN,
+        attention=pc0["attention"].fillna("") if "attention" in pc0.columns else "",
+        attention_window=pc0["attention_window"] if "attention_window" in pc0.columns else np.nan,
+        window=pc0["window"] if "window" in pc0.columns else np.nan,
     )
     for column, known in _KINDS.items():
         strange = sorted(set(filled[column].unique()) - {*known, ""})
         if strange:
-            said, expected = listed_names(strange), listed_names(sorted(known))
-            raise TableError(f"{path}: column {column!r} has {said}, expected {expected}")
+            there, expected = listed_names(strange), listed_names(sorted(known))
+            raise TableError(f"{path}: column {column!r} has {there}, expected {expected}")
     return filled.astype({"window": float, **dict.fromkeys(_NUMBERS, float)})
-
-
-def _fill_window(heads: pd.DataFrame, checkpoints: Sequence[Entry]) -> pd.DataFrame:
-    contexts = {c.name: np.nan if c.context is None else float(c.context) for c in checkpoints}
-    return heads.assign(window=heads["window"].fillna(heads["model"].map(contexts).astype(float)))
-
-
-# --- provenance -----------------------------------------------------------------------------------
-
-
-def read_provenance(path: Path) -> Provenance:
-    """What a `provenance.json` says; nothing where there is none."""
-    try:
-        return Provenance.read(parse_json(read_bytes(path, _MAX_PROVENANCE)))
-    except Missing:
-        return Provenance()
-    except Unreadable as error:
-        raise TableError(f"{path}: {error}") from None

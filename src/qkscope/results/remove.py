@@ -5,7 +5,6 @@ Nothing is removed recursively and no link is followed, so that what lies in the
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Collection
@@ -26,30 +25,31 @@ SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # as the library nam
 
 def remove_shards(folder: Path, checkpoint: str) -> None:
     """Remove a checkpoint's shards, once its moments are safe."""
-    _remove_files(layout.shard_folder(folder, checkpoint), SHARD)
+    _remove_files(layout.shards_folder(folder, checkpoint), SHARD)
     remove_empty_shards(folder, checkpoint)
 
 
 def remove_empty_shards(folder: Path, checkpoint: str) -> None:
     """Remove the folders of a checkpoint's shards, as far as nothing is in them."""
-    _remove_empty(layout.shard_folder(folder, checkpoint))
+    _remove_empty(layout.shards_folder(folder, checkpoint))
     _remove_empty(layout.shards_folder(folder))
 
 
 def remove_other_tokens(folder: Path, keys: Collection[str]) -> None:
     """Remove token ids that the study no longer needs: of other settings of its documents, or other tokenizers."""
-    _remove_files(layout.tokens_folder(folder), layout.STORED_TOKENS, keep=keys)
+    _remove_files(layout.subfolder(folder, layout.TOKENS), layout.STORED_TOKENS, keep=keys)
 
 
 def remove_other_ablations(folder: Path, checkpoint: str, keys: Collection[str]) -> None:
     """Remove outcomes of ablations that no table needs any more."""
-    _remove_files(layout.ablation_folder(folder, checkpoint), layout.ABLATION_PART, keep=keys)
+    _remove_files(layout.ablation_path(folder, checkpoint, "0" * 64).parent, layout.ABLATION_PART, keep=keys)
 
 
 def remove_parts(folder: Path) -> None:
     """Remove checkpoints' lines of the tables: they are in the tables, or are made again."""
-    _remove_files(layout.parts_folder(folder), PART)
-    _remove_empty(layout.parts_folder(folder))
+    place = layout.subfolder(folder, layout.PARTS)
+    _remove_files(place, PART)
+    _remove_empty(place)
 
 
 def remove_vectors(folder: Path, checkpoint: str) -> None:
@@ -64,7 +64,9 @@ def remove_vectors(folder: Path, checkpoint: str) -> None:
 
 def remove_figure(folder: Path, figure: str) -> None:
     """Remove our files of a figure that is no longer drawn."""
-    _remove_outputs(layout.figure_folder(folder, figure), layout.FIGURE_FILES)
+    place = layout.output_folder(folder, layout.FIGURES, figure)
+    _remove_plain(place, layout.FIGURE_FILES)
+    _remove_empty(place)
 
 
 def remove_head_table(folder: Path, name: str) -> None:
@@ -80,10 +82,9 @@ def remove_table(folder: Path, name: str) -> None:
 def remove_report(folder: Path, tables: Collection[str], *, page: bool = True) -> list[str]:
     """Remove what a report wrote: page, summaries of these names, figures; returns what is gone."""
     removed = _remove_output_folders(folder, layout.FIGURES)
-    if not (folder / layout.TABLES).is_symlink():
-        removed += [f"{layout.TABLES}/{name}" for name in _remove_plain(folder / layout.TABLES, tables)]
-    if not (folder / layout.FIGURES).is_symlink():
-        removed += [f"{layout.FIGURES}/{name}" for name in _remove_plain(folder / layout.FIGURES, (layout.CARD,))]
+    for place, names in ((layout.TABLES, tables), (layout.FIGURES, (layout.CARD,))):
+        if not (folder / place).is_symlink():
+            removed += [f"{place}/{name}" for name in _remove_plain(folder / place, names)]
     own = (layout.CLAIMS_MD, layout.REPORT_HTML) if page else (layout.CLAIMS_MD,)
     return [*removed, *_remove_plain(folder, own)]
 
@@ -106,8 +107,8 @@ def remove_unfinished(folder: Path, *, alone: bool = False) -> None:
     _remove_temporary(folder, _any_of(layout.FILES))
     _remove_temporary(folder, layout.TABLE)
     _remove_temporary(layout.moments_folder(folder), MOMENTS_FILE, unlocked=alone)
-    _remove_temporary(layout.tables_folder(folder), layout.TABLE)
-    _remove_temporary(layout.tokens_folder(folder), layout.STORED_TOKENS)
+    _remove_temporary(layout.subfolder(folder, layout.TABLES), layout.TABLE)
+    _remove_temporary(layout.subfolder(folder, layout.TOKENS), layout.STORED_TOKENS)
     for shards in _subfolders(layout.shards_folder(folder), NAME):
         _remove_temporary(shards, SHARD, unlocked=alone)
     for place, (names, files) in layout.OUTPUTS.items():
@@ -127,14 +128,11 @@ def _remove_files(place: Path, names: re.Pattern[str], keep: Collection[str] = (
 def _remove_output_folders(folder: Path, name: str) -> list[str]:
     """Remove our files from the folders in one of `OUTPUTS`; returns those from which any was removed."""
     names, files = layout.OUTPUTS[name]
-    return [f"{name}/{each.name}" for each in _subfolders(folder / name, names) if _remove_outputs(each, files)]
-
-
-def _remove_outputs(place: Path, files: Collection[str]) -> bool:
-    """Remove our files from a folder, and the folder if nothing else is in it; returns whether there were any."""
-    removed = _remove_plain(place, files)
-    _remove_empty(place)
-    return bool(removed)
+    removed = []
+    for place in _subfolders(folder / name, names):
+        removed += [f"{name}/{place.name}"] if _remove_plain(place, files) else []
+        _remove_empty(place)
+    return removed
 
 
 def _remove_plain(place: Path, names: Collection[str]) -> list[str]:
@@ -152,9 +150,7 @@ def _remove_empty(place: Path) -> None:
 
 def _subfolders(place: Path, names: re.Pattern[str]) -> list[Path]:
     """The folders of such names in a folder that is no link."""
-    if place.is_symlink():
-        return []
-    inside = [each for each in entries(place) if each.is_dir(follow_symlinks=False)]
+    inside = [] if place.is_symlink() else [each for each in entries(place) if each.is_dir(follow_symlinks=False)]
     return [Path(each.path) for each in inside if names.fullmatch(each.name)]
 
 
@@ -169,10 +165,6 @@ def _remove_temporary(place: Path, names: re.Pattern[str], *, unlocked: bool = F
             continue
         of, path = temporary_of(entry.name), Path(entry.path)
         abandoned = of is not None and names.fullmatch(of) and is_abandoned(path)
-        if abandoned or (unlocked and _is_of_safetensors(entry)):
+        private = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode) == 0o600
+        if abandoned or (unlocked and private and SAFETENSORS_TEMPORARY.fullmatch(entry.name)):
             remove_file(path)
-
-
-def _is_of_safetensors(entry: os.DirEntry[str]) -> bool:
-    private = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode) == 0o600
-    return private and SAFETENSORS_TEMPORARY.fullmatch(entry.name) is not None

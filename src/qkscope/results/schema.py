@@ -5,7 +5,7 @@ There is one table per kind of row, whatever the number of lenses: a lens adds c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,6 +109,31 @@ REQUIRED_COLUMNS = ("model", "layer", "head", "pc", "explained_variance", "r_q",
 
 ROTARY, NOPE, UNKNOWN = "rotary", "nope", "unknown"
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
+
+
+# Tables of version 0.2, which had one per lens, and summaries for each choice of windows. Their numbers may be of
+# another estimator, so they are never mixed with tables of this version. Their columns are now those of `heads`,
+# `components`, `buckets`, `parts`, `planes`, `distances`, `pairs`, `tokens`, `replicates` and `layer_means`.
+EARLIER_TABLES = tuple(
+    f"{name}.csv"
+    for name in (
+        "qk_common", "qk_windows", "replicates", "layer_means", "measures", "bend", "score", "score_map", "rotated",
+        "planes", "rope", "rope_planes", "rope_kernel", "plasticity", "plasticity_profile", "plasticity_map", "norms",
+        "norms_buckets", "null", "profile", "sample",
+    )
+)  # fmt: skip
+# Written by `qkscope report`; their numbers are now in `means.csv`, `changes.csv` and `heads.csv`.
+_SUMMARIES = (
+    "trajectory", "concordance", "taxonomy_counts", "taxonomy_fractions", "transitions", "layer_kinds", "depth_rq",
+    "depth_rk", "score_shares", "score_depth", "rotation", "rotation_depth", "rope_alone", "plasticity_means",
+    "plasticity_drops", "norms_means", "null_means", "window_dependence", "heads", "portraits", "changes",
+    "rotation_relation", "rope_vs_nope",
+)  # fmt: skip
+
+
+def earlier_summaries() -> Iterator[str]:
+    """Summaries that earlier versions wrote and this version does not; those with the same name today are left out."""
+    yield from (f"{name}{end}.csv" for name in _SUMMARIES for end in ("", "_common") if (name, end) != ("changes", ""))
 
 
 def depth_of_layers(layer: npt.ArrayLike, last_layer: npt.ArrayLike) -> npt.NDArray[np.float64]:

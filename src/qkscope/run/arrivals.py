@@ -44,7 +44,9 @@ def find_arrivals(series: Sequence[Series], folder: Path) -> tuple[list[Arrival]
     complete: list[Arrival] = []
     incomplete: dict[str, str] = {}
     for each in series:
-        named = _named_parts(os.path.expanduser(each.folder or ""))
+        # The folders of the pattern before its first wildcard: those that the user has named.
+        pattern = Path(os.path.expanduser(each.folder or ""))
+        named = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1]))
         watched = folder.joinpath(*named).resolve()
         for member in find_members(each, folder, None)[0]:
             place = watched.joinpath(*Path(member.where["model"]).parts[len(named) :])
@@ -53,25 +55,12 @@ def find_arrivals(series: Sequence[Series], folder: Path) -> tuple[list[Arrival]
                 continue
             settings = {**checkpoint_settings(member, each), "model": str(place.resolve())}
             complete.append(Arrival(settings["name"], place, settings, state, watched))
-        incomplete |= _incomplete(each, folder)
+        for place in (folder / name for name in sorted(glob.glob(each.folder or "", root_dir=folder))):
+            if place.is_dir() and not place.name.lower().startswith(UNFINISHED_PREFIXES):
+                why, state = why_incomplete(place), state_of(place)
+                if why is not None and any(_is_part(file) for file, _, _ in state or ()):
+                    incomplete[place.name] = why
     return complete, incomplete
-
-
-def _named_parts(pattern: str) -> list[str]:
-    """The folders of a pattern before its first wildcard: those that the user has named."""
-    return list(itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
-
-
-def _incomplete(series: Series, folder: Path) -> dict[str, str]:
-    """Folders that a pattern finds and that hold a part of a checkpoint, and what is missing."""
-    missing = {}
-    for name in sorted(glob.glob(series.folder or "", root_dir=folder)):
-        place = folder / name
-        if place.is_dir() and not place.name.lower().startswith(UNFINISHED_PREFIXES):
-            why, state = why_incomplete(place), state_of(place)
-            if why is not None and any(_is_part(file) for file, _, _ in state or ()):
-                missing[place.name] = why
-    return missing
 
 
 def _is_part(name: str) -> bool:

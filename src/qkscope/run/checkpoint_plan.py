@@ -8,18 +8,26 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from qkscope.capture.fingerprint import weights_fingerprint
+from qkscope.capture.fingerprint import attention_hashes, count_parameters, weights_file_state, weights_fingerprint
+from qkscope.capture.load import MISSING, find_value
 from qkscope.capture.source import ModelSource
+from qkscope.documents.encode import Encoder
 from qkscope.documents.tokens import Corpus
-from qkscope.kinds import Architecture
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout
 from qkscope.moments.sizes import Sizes, predict_sizes
-from qkscope.results.environment import numeric_versions
+from qkscope.results.provenance import CheckpointRecord, environment, numeric_versions
 from qkscope.study.rows import choose_heads, row_settings
 from qkscope.study.schema import Checkpoint, Study
+
+if TYPE_CHECKING:
+    from qkscope.capture.probe import ProbedModel
+
+MAX_DUPLICATES = 100  # that a record lists, as [document, the one with the same tokens]
 
 
 @dataclass(frozen=True)
@@ -53,25 +61,9 @@ class CheckpointPlan:
         return len(self.corpus.documents) - len(self.documents) - len(self.duplicates)
 
     @property
-    def alike(self) -> int:
-        """How many documents have the same tokens as another within this context, and differ only later."""
-        known = self.corpus.documents
-        return len(self.documents) - len({known[index].prefixes[self.context] for index in self.documents})
-
-    @property
     def uncertain(self) -> int:
         """How many documents' ids are not certain to be those of the whole text."""
         return sum(not self.corpus.documents[index].exact for index in self.documents)
-
-    @property
-    def filled_groups(self) -> set[int]:
-        """The document groups that have documents."""
-        return {index % self.layout.groups for index in self.documents}
-
-    @property
-    def trust_remote_code(self) -> bool:
-        """Whether Python code that comes with the checkpoint may run: a command line flag, never a study key."""
-        return self.source.trust_remote_code
 
     @property
     def context(self) -> int:
@@ -95,21 +87,15 @@ class CheckpointPlan:
         chosen = max(choose_heads(layers, None, row_settings(self.study).layers))
         return chosen if chosen < max(facts.layer for facts in layers) else None
 
-    @property
-    def architecture(self) -> Architecture:
-        """Model type, layers, heads and widths."""
-        probe = self.blueprint.probe
-        return Architecture.of_layers(getattr(self.config, "model_type", None), probe.n_layers, probe.layers)
-
-    @property
-    def commit(self) -> str | None:
-        """The Hub commit that the revision stands for."""
-        return self.source.revision if self.source.kind == "hub" else None
-
     def cached(self) -> list[ModelSource]:
         """What of the checkpoint may lie in the Hub cache: its model, which adapters share, and its adapter."""
         adapter = self.source.adapter_source
         return [self.source.without_adapter, *([adapter] if adapter is not None else [])]
+
+    @property
+    def is_single_shard(self) -> bool:
+        """Whether the checkpoint is a single shard, whose sums are the checkpoint's."""
+        return len(self.shards()) == 1
 
     def shards(self) -> list[Shard]:
         """The documents in blocks: a function of the study alone, never of the machine or the number of workers."""
@@ -125,7 +111,7 @@ class CheckpointPlan:
     def _facts(self, shard: Shard | None) -> dict[str, Any]:
         facts = {
             "schema": SCHEMA,
-            "model": weights_fingerprint(self.source) or self.commit,
+            "model": weights_fingerprint(self.source) or self.source.revision,
             "config": self.checkpoint.config,
             "tokens": self.corpus.tokens_fingerprint(self.context, shard.documents if shard else self.documents),
             "edges": self.layout.edges,
@@ -139,7 +125,7 @@ class CheckpointPlan:
             "batch_tokens": self.study.batch_tokens,
             "shard_tokens": None if shard else self.study.shard_tokens,
         }
-        if self.trust_remote_code:
+        if self.source.trust_remote_code:
             facts["trust_remote_code"] = True
         if shard:  # parts of one sum must be made by the same versions; a finished sum records its versions
             facts["versions"] = numeric_versions()
@@ -156,5 +142,80 @@ class CheckpointPlan:
             "documents": f"sha256:{hashlib.sha256(' '.join(seen).encode()).hexdigest()}",
             "tokenizer": self.tokenizer_fingerprint,
             "special_tokens": self.corpus.settings.special_tokens,
-            "trust_remote_code": self.trust_remote_code,
+            "trust_remote_code": self.source.trust_remote_code,
         }
+
+
+def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:
+    """Everything about one checkpoint's capture; stored inside its moments file, with keys in this order."""
+    checkpoint, source, parameter = plan.checkpoint, plan.source, next(backbone.parameters())
+    theta, longest = (find_value(plan.config, key) for key in ("rope_theta", "max_position_embeddings"))
+    return CheckpointRecord.of(
+        {
+            # the checkpoint and its place in the study
+            "name": checkpoint.name,
+            "label": checkpoint.label,
+            "phase": checkpoint.phase,
+            "step": checkpoint.step,
+            "trained_tokens": checkpoint.tokens,
+            "run": checkpoint.run,
+            "context": plan.context,
+            "family": checkpoint.family,
+            "parameters": checkpoint.parameters or count_parameters(backbone),
+            "tags": checkpoint.tags,
+            "attention_hashes": attention_hashes(backbone),
+            # weights, config and tokenizer
+            "model": checkpoint.model,
+            "revision": checkpoint.revision,
+            "commit": source.revision if source.kind == "hub" else None,
+            "base_model": source.location if source.adapter else None,
+            "adapter_commit": source.adapter_revision,
+            "weights": weights_fingerprint(source),
+            "weights_file_state": weights_file_state(source),
+            "trust_remote_code": source.trust_remote_code,
+            "config_overrides": checkpoint.config or {},
+            "tokenizer": checkpoint.tokenizer or checkpoint.model,
+            "tokenizer_commit": plan.tokenizer_source.revision if plan.tokenizer_source.kind == "hub" else None,
+            "tokenizer_fingerprint": plan.tokenizer_fingerprint,
+            "model_type": getattr(plan.config, "model_type", None),
+            # layers and how they encode position
+            "n_layers": probe.n_layers,
+            "layers_without_attention": list(probe.gaps),
+            "rope_theta": None if theta is MISSING else theta,
+            "max_position_embeddings": None if longest is MISSING else longest,
+            # the computation
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "device": str(parameter.device),
+            "kernel": getattr(backbone.config, "_attn_implementation", None) or ", ".join(probe.kernels),
+            "kernel_functions": list(probe.kernels),
+            "stage": plan.study.stage,
+            **_documents(plan),
+            "layers": [facts.outline() for facts in probe.layers],
+            "fingerprint": plan.fingerprint(),
+            "settings": plan.settings(),
+            "environment": environment(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def _documents(plan: CheckpointPlan) -> dict[str, Any]:
+    encoder = Encoder(plan.tokenizer, plan.corpus.settings.special_tokens)
+    return {
+        "corpus": {
+            "source": plan.corpus.source,
+            "fingerprint": plan.corpus.fingerprint,
+            "documents": len(plan.corpus.documents),
+            "special_tokens": plan.corpus.settings.special_tokens,
+        },
+        "texts_begin_with": [str(token) for token in plan.tokenizer.convert_ids_to_tokens(encoder.opening())],
+        "documents": len(plan.documents),
+        "documents_too_short": plan.too_short,
+        "documents_duplicate": len(plan.duplicates),
+        "duplicates": [list(pair) for pair in islice(plan.duplicates.items(), MAX_DUPLICATES)],
+        "documents_uncertain": plan.uncertain,
+        "tokens": plan.tokens,
+        "tokens_fingerprint": plan.corpus.tokens_fingerprint(plan.context, plan.documents),
+        "protocol": plan.study.protocol,
+        "sample": None if plan.layout.rate == 1 else {"rate": plan.layout.rate, "seed": plan.layout.seed},
+    }

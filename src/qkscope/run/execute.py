@@ -9,29 +9,26 @@ from pathlib import Path
 from qkscope.errors import InputError, ModelError, located
 from qkscope.files import as_path, require_writable, write_bytes
 from qkscope.results.folder import merging_path, moments_folder, moments_path, refuse_links, vectors_path
-from qkscope.results.left_out import leave_out, read_left_out, remove_left_out
 from qkscope.results.lock import lock_folder, wait_for_lock
+from qkscope.results.provenance import leave_out, read_left_out, remove_left_out
 from qkscope.results.remove import remove_other_tokens, remove_unfinished, remove_vectors
+from qkscope.run import finished as disk
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
-from qkscope.run.engines import find_engine
-from qkscope.run.engines.base import Advanced, Finished, Job, LeftOut, Noted, Report, Started, Task
-from qkscope.run.engines.worker import Worker
-from qkscope.run.events import Events
-from qkscope.run.finished import orphan_line, orphans, other_vectors, require_nothing_lost
-from qkscope.run.options import CaptureOptions
-from qkscope.run.plan import Plan, make_plan, with_tokens_kept
-from qkscope.run.progress import default_events
-from qkscope.run.shards import (
-    CheckpointState,
-    accept_whole,
-    delivery_path,
-    examine,
-    examine_finished,
-    is_only,
-    merge_shards,
-    running_shard,
-    usable_shard,
+from qkscope.run.engines import (
+    Advanced,
+    CaptureOptions,
+    Finished,
+    Job,
+    LeftOut,
+    Noted,
+    Report,
+    Started,
+    Task,
+    find_engine,
 )
+from qkscope.run.plan import Plan, make_plan, with_tokens_kept
+from qkscope.run.progress import Events, default_events
+from qkscope.run.runner import Worker
 from qkscope.run.status import write_study_and_plan
 from qkscope.run.stopping import Stop, Stopped, stoppable
 from qkscope.study.load import StudyFile, load_study
@@ -74,7 +71,7 @@ def plan_capture(file: StudyFile, folder: Path, events: Events, options: Capture
     plan = make_plan(
         file,
         events,
-        here=options.runs_here,
+        here=options.engine == "local",
         trust_remote_code=options.trust_remote_code,
         results=folder,
         check_tensors=not options.skip_bad_checkpoints,
@@ -109,31 +106,28 @@ def _capture(
     joining: bool = False,
 ) -> None:
     """Capture into a folder that the caller holds."""
+    chosen = plan.chosen(options.only)
     if not options.overwrite:
-        require_nothing_lost(plan.chosen(options.only), folder)
+        disk.require_nothing_lost(chosen, folder)
     plan = with_tokens_kept(plan, folder)
     remove_other_tokens(folder, {each.corpus.index.key for each in plan.checkpoints})
     if not joining:
-        unowned = orphans((each.checkpoint.name for each in plan.checkpoints), folder)
-        if unowned:
-            events.noted(orphan_line(unowned, folder))
+        for note in disk.orphan_notes((each.checkpoint.name for each in plan.checkpoints), folder):
+            events.noted(note)
         write_study_and_plan(plan, folder, overwrite=options.overwrite)
     run = _Run(plan.chosen(options.only), folder, events, options, parts)
     with stoppable(run.note_stopping) as stop:
         run.go(stop)
 
 
-def _remark(states: Sequence[CheckpointState], events: Events) -> None:
+def _remark(states: Sequence[disk.CheckpointState], events: Events) -> None:
     """Report each remark once, with the checkpoints that it is about."""
     for remark in dict.fromkeys(remark for state in states for remark in state.remarks):
         events.remarked(remark, [state.plan for state in states if remark in state.remarks])
 
 
-# -- a whole run -----------------------------------------------------------------------------------------------
-
-
 class _Run:
-    """One run over some checkpoints of a plan."""
+    """One run over some checkpoints of a plan; `parts` are those of the tables, if these follow."""
 
     def __init__(
         self,
@@ -141,17 +135,16 @@ class _Run:
         folder: Path,
         events: Events,
         options: CaptureOptions,
-        parts: TableParts | None,  # of the tables, if these follow
+        parts: TableParts | None,
     ) -> None:
-        self._plans, self._folder, self._events, self._options = plans, folder, events, options
-        self._parts = parts
+        self._plans, self._folder, self._events, self._options, self._parts = plans, folder, events, options, parts
         self._left: dict[int, set[int]] = {}  # numbers of missing shards, by checkpoint
         self._begun: dict[int, float] = {}
         self._shards = sum(len(plan.shards()) for plan in plans)
         self._shards_done = 0
 
     def go(self, stop: Stop) -> None:
-        states = [examine(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
+        states = [disk.examine(plan, self._folder, overwrite=self._options.overwrite) for plan in self._plans]
         tasks = [task for number, state in enumerate(states) for task in self._tasks(number, state)]
         self._shards_done = self._shards - sum(len(task.shards) for task in tasks)
         for state in states:
@@ -160,9 +153,8 @@ class _Run:
                 remove_left_out(self._folder, state.plan.checkpoint.name)
         _remark(states, self._events)
         remove_unfinished(self._folder, alone=True)
-        for number, left in self._left.items():
-            if not left:
-                self._complete(number)
+        for number in [number for number, left in self._left.items() if not left]:
+            self._complete(number)
         if tasks:
             for state in states:
                 if state.whole:
@@ -185,27 +177,25 @@ class _Run:
     def _kept(self) -> str:
         return f"{self._shards_done} of {counted(self._shards, 'shard')} {are(self._shards_done)} kept"
 
-    def _tasks(self, number: int, state: CheckpointState) -> list[Task]:
+    def _tasks(self, number: int, state: disk.CheckpointState) -> list[Task]:
         """What is left of a checkpoint; where vectors are wanted, all its shards in one go."""
-        name, wanted = state.plan.checkpoint.name, self._options.vectors
+        plan, wanted, name = state.plan, self._options.vectors, state.plan.checkpoint.name
         sample = vectors_path(self._folder, name)
         whole = state.whole or not state.left  # killed between its vectors and its moments: only to be merged
-        if sample.is_dir() and self._options.overwrite and other_vectors(sample, state.plan, wanted, whole):
+        if sample.is_dir() and self._options.overwrite and disk.other_vectors(sample, plan, wanted, whole):
             remove_vectors(self._folder, name)
             self._events.noted(f"{name}: removed the vectors of earlier settings")
-        if wanted is not None and sample.is_dir():
-            if other := other_vectors(sample, state.plan, wanted, whole):
-                raise InputError(f"{sample} holds {other}").advised(
-                    python="remove it, use `overwrite`, or choose another `out`",
-                    command="remove it, give --overwrite, or another --out",
-                )
-        elif wanted is not None:
-            self._left[number] = {shard.number for shard in state.plan.shards()}
-            return [Task(number, name, tuple(state.plan.shards()), wanted)]
-        if state.whole:
+        together = wanted is not None and not sample.is_dir()
+        if wanted is not None and sample.is_dir() and (other := disk.other_vectors(sample, plan, wanted, whole)):
+            raise InputError(f"{sample} holds {other}").advised(
+                python="remove it, use `overwrite`, or choose another `out`",
+                command="remove it, give --overwrite, or another --out",
+            )
+        if state.whole and not together:
             return []
-        self._left[number] = {shard.number for shard in state.left}
-        return [Task(number, name, (shard,)) for shard in state.left]
+        left = plan.shards() if together else state.left
+        self._left[number] = {shard.number for shard in left}
+        return [Task(number, name, tuple(left), wanted)] if together else [Task(number, name, (each,)) for each in left]
 
     def _on_report(self, report: Report) -> None:
         if isinstance(report, Noted):
@@ -219,54 +209,49 @@ class _Run:
         elif isinstance(report, Advanced):
             self._events.advanced(plan, report.documents, report.tokens)
         elif isinstance(report, Finished):
-            self._finish(report)
+            if report.contents is not None:
+                write_bytes(disk.delivery_path(plan, report.shard, self._folder), report.contents)
+            left = self._left.get(report.checkpoint, set())
+            if report.shard in left:
+                left.discard(report.shard)
+                self._shards_done += 1
+                if not left:
+                    self._complete(report.checkpoint, delivered=True)
         elif self._left.pop(report.checkpoint, None) is not None:  # otherwise another worker has reported the same
             leave_out(self._folder, plan.checkpoint.name, report.reason)
             self._events.left_out(plan, report.reason)
 
-    def _finish(self, report: Finished) -> None:
-        if report.contents is not None:
-            write_bytes(delivery_path(self._plans[report.checkpoint], report.shard, self._folder), report.contents)
-        left = self._left.get(report.checkpoint, set())
-        if report.shard in left:
-            left.discard(report.shard)
-            self._shards_done += 1
-            if not left:
-                self._complete(report.checkpoint, delivered=True)
-
     def _complete(self, number: int, *, delivered: bool = False) -> None:
         """All shards of a checkpoint are there; `delivered`: a worker of this run has just written one."""
         plan = self._plans[number]
+        begun = self._begun.get(number, time.perf_counter())
         with located(f"checkpoint {plan.checkpoint.name!r}"):
-            if delivered and is_only(plan):
-                _accept(plan, self._folder, self._events)
-            else:
-                merge_shards(plan, self._folder)
-        remove_left_out(self._folder, plan.checkpoint.name)
-        self._events.finished(plan, time.perf_counter() - self._begun.get(number, time.perf_counter()))
+            _make_whole(plan, self._folder, self._events, begun, delivered=delivered)
         self._begin_tables(plan)
         if self._options.evict:
-            self._evict(plan)
+            from qkscope.capture.hub import evict
+
+            # A waiting checkpoint may share some of the files in the Hub cache.
+            waiting = {source for other, left in self._left.items() if left for source in self._plans[other].cached()}
+            freed = sum(evict(source) for source in plan.cached() if source not in waiting)
+            if freed:
+                self._events.evicted(plan, freed)
 
     def _begin_tables(self, plan: CheckpointPlan) -> None:
         """Let the table rows of a finished checkpoint be computed while others run."""
         if self._parts is not None and any(self._left.values()):
             self._parts.begin(plan.checkpoint.name, moments_path(self._folder, plan.checkpoint.name))
 
-    def _evict(self, plan: CheckpointPlan) -> None:
-        """Delete a checkpoint's files from the Hub cache, except those that a waiting checkpoint shares."""
-        from qkscope.capture.hub import evict
 
-        waiting = {source for other, left in self._left.items() if left for source in self._plans[other].cached()}
-        freed = sum(evict(source) for source in plan.cached() if source not in waiting)
-        if freed:
-            self._events.evicted(plan, freed)
-
-
-def _accept(plan: CheckpointPlan, folder: Path, events: Events) -> None:
-    """Check the moments that a worker wrote whole, and note how they differ from what this machine would compute."""
-    for remark in accept_whole(plan, folder):
-        events.noted(f"{plan.checkpoint.name}: {remark}")
+def _make_whole(plan: CheckpointPlan, folder: Path, events: Events, begun: float, *, delivered: bool) -> None:
+    """Merge a checkpoint's shards; a single one that was `delivered` is whole, and its header is only checked."""
+    if delivered and plan.is_single_shard:
+        for remark in disk.accept_whole(plan, folder):
+            events.noted(remark)
+    else:
+        disk.merge_shards(plan, folder)
+    remove_left_out(folder, plan.checkpoint.name)
+    events.finished(plan, time.perf_counter() - begun)
 
 
 # -- one shard -------------------------------------------------------------------------------------------------
@@ -282,41 +267,41 @@ def capture_shard(plan: Plan, number: int, folder: Path, events: Events, options
         raise InputError(f"shard {number}: the plan has shards 0 to {len(numbered) - 1}")
     each, shard = numbered[number]
     name = each.checkpoint.name
-    with lock_folder(folder, shared=True), running_shard(folder, name, shard) as ours:
+    with lock_folder(folder, shared=True), disk.running_shard(folder, name, shard) as ours:
         if not ours:
             raise InputError(f"shard {number} is being run by another process; wait for it, or stop it")
         if not options.overwrite:
-            require_nothing_lost([each], folder)
+            disk.require_nothing_lost([each], folder)
         plan = with_tokens_kept(plan, folder)
         each, _ = plan.numbered_shards()[number]
         write_study_and_plan(plan, folder, overwrite=options.overwrite)
         reasons: list[str] = []
-        whole = examine_finished(each, folder, reasons, overwrite=options.overwrite)
+        whole = disk.examine_finished(each, folder, reasons, overwrite=options.overwrite)
         if whole is not None:
             events.examined(whole)
             _remark([whole], events)
             return
         begun = time.perf_counter()
-        if usable_shard(each, shard, folder, reasons) is None:
+        if disk.usable_shard(each, shard, folder, reasons) is None:
             for reason in reasons:
                 events.noted(f"to be captured again: {reason}")
             events.started(each)
-            bad = _run_shard(each, shard, folder, events, options)
-            if bad is not None:
-                leave_out(folder, name, bad)
-                events.left_out(each, bad)
+            if not _run_shard(each, shard, folder, events, options):
                 return
-            if is_only(each):
-                _accept(each, folder, events)
-                remove_left_out(folder, name)
-                events.finished(each, time.perf_counter() - begun)
+            if each.is_single_shard:
+                _make_whole(each, folder, events, begun, delivered=True)
                 return
-        _merge_if_last(each, folder, events)
+        # Of several commands that finish together, one merges and the others wait: the one that is checking may have
+        # checked too early to see their shard.
+        begun = time.perf_counter()
+        with wait_for_lock(merging_path(folder, name)):
+            if all(disk.usable_shard(each, one, folder) is not None for one in each.shards()):
+                _make_whole(each, folder, events, begun, delivered=False)
 
 
-def _run_shard(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, options: CaptureOptions) -> str | None:
-    """Run the shard here; returns why its checkpoint is left out, if it cannot be measured and that is allowed."""
-    reasons: list[str] = []
+def _run_shard(each: CheckpointPlan, shard: Shard, folder: Path, events: Events, options: CaptureOptions) -> bool:
+    """Run the shard here; False if its checkpoint cannot be measured and is left out."""
+    left_out: list[str] = []
 
     def on_report(report: Report) -> None:
         if isinstance(report, Advanced):
@@ -324,20 +309,9 @@ def _run_shard(each: CheckpointPlan, shard: Shard, folder: Path, events: Events,
         elif isinstance(report, Noted):
             events.noted(report.message)
         elif isinstance(report, LeftOut):
-            reasons.append(report.reason)
+            left_out.append(report.reason)
+            leave_out(folder, each.checkpoint.name, report.reason)
+            events.left_out(each, report.reason)
 
     Worker([each], folder, on_report, options=options, lock=False).run(Task(0, each.checkpoint.name, (shard,)))
-    return reasons[0] if reasons else None
-
-
-def _merge_if_last(each: CheckpointPlan, folder: Path, events: Events) -> None:
-    """Merge once all shards are there. Of several commands that finish together, one merges and the others wait.
-
-    They wait because the one that is checking may have checked too early to see their shard.
-    """
-    begun, name = time.perf_counter(), each.checkpoint.name
-    with wait_for_lock(merging_path(folder, name)):
-        if all(usable_shard(each, shard, folder) is not None for shard in each.shards()):
-            merge_shards(each, folder)
-            remove_left_out(folder, name)
-            events.finished(each, time.perf_counter() - begun)
+    return not left_out

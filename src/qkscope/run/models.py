@@ -41,46 +41,39 @@ def open_models(
 ) -> list[Model]:
     """All models of a study, in its order; the first problem is an error that names its checkpoint."""
     from qkscope.capture.blueprint import require_tensors
-    from qkscope.capture.hub import adapter_tokenizer
-    from qkscope.capture.load import choose_device
+    from qkscope.capture.hub import adapter_tokenizer, pin_revision
+    from qkscope.capture.load import check_config, choose_device, load_config
 
     study, checkpoints = file.study, file.study.resolved_checkpoints()
     choose_device(study.device, here=here)
-    sources = []
+    sources, tokenizers = [], []
     for checkpoint in checkpoints:
         with located(f"checkpoint {checkpoint.name!r}"):
-            sources.append(_sources(checkpoint, file.folder, trust_remote_code))
-    order = sorted(range(len(sources)), key=lambda number: READ_ORDER[sources[number][0].kind])
-    configured: dict[int, tuple[ModelSource, Any]] = {}
-    for number in order:
-        with located(f"checkpoint {checkpoints[number].name!r}"):
-            configured[number] = _configured(checkpoints[number], sources[number][0], noted)
+            sources.append(model_source(checkpoint, file.folder, trust_remote_code))
+            own = (checkpoint.tokenizer, checkpoint.tokenizer_revision, file.folder)
+            trust = {"trust_remote_code": trust_remote_code}
+            tokenizers.append(None if own[0] is None else find_source(own[0], *own[1:], role="tokenizer", **trust))
+    configs: dict[int, Any] = {}
+    for number in sorted(range(len(sources)), key=lambda number: READ_ORDER[sources[number].kind]):
+        checkpoint = checkpoints[number]
+        with located(f"checkpoint {checkpoint.name!r}"):
+            note_slow_file(sources[number], noted)
+            # At its commit, so that config and weights belong together.
+            sources[number] = pin_revision(sources[number], "config.json")
+            configs[number] = load_config(sources[number], checkpoint.config)
+            check_config(configs[number], checkpoint.context or 0, checkpoint.expect)
     models = []
     for number, checkpoint in enumerate(checkpoints):
-        source, config = configured[number]
+        source, config = sources[number], configs[number]
         with located(f"checkpoint {checkpoint.name!r}"):
             layers = _blueprint(config, trust_remote_code)
             if check_tensors:
                 require_tensors(source, config)
             rows = row_settings(study)
             choose_heads(layers.probe.layers, rows.heads, rows.layers)  # raises if no head is left
-            tokenizer = sources[number][1] or adapter_tokenizer(source) or source.without_adapter
+            tokenizer = tokenizers[number] or adapter_tokenizer(source) or source.without_adapter
         models.append(Model(checkpoint, source, tokenizer, config, layers))
     return models
-
-
-def _sources(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> tuple[ModelSource, ModelSource | None]:
-    model = model_source(checkpoint, folder, trust_remote_code)
-    if checkpoint.tokenizer is None:
-        return model, None
-    tokenizer = find_source(
-        checkpoint.tokenizer,
-        checkpoint.tokenizer_revision,
-        folder,
-        role="tokenizer",
-        trust_remote_code=trust_remote_code,
-    )
-    return model, tokenizer
 
 
 def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> ModelSource:
@@ -89,18 +82,6 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
     return find_source(
         checkpoint.model or "", checkpoint.revision, folder, trust_remote_code=trust_remote_code, base=base
     )
-
-
-def _configured(checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
-    """The source at its commit, and its checked config, so that config and weights belong together."""
-    from qkscope.capture.hub import pin_revision
-    from qkscope.capture.load import check_config, load_config
-
-    note_slow_file(unpinned, noted)
-    source = pin_revision(unpinned, "config.json")
-    config = load_config(source, checkpoint.config)
-    check_config(config, checkpoint.context or 0, checkpoint.expect)
-    return source, config
 
 
 def note_slow_file(source: ModelSource, noted: OnNote) -> None:
@@ -135,30 +116,27 @@ def check_equal_weights(models: Sequence[Model], tokenizer_of: Callable[[Model],
     groups, unknown = _same_weights(models, noted)
     notes = []
     for group in groups:
-        settings = {model.checkpoint.name: _settings(model, tokenizer_of(model)) for model in group}
-        for number, model in enumerate(group):
-            same = [
-                each for each in group[number:] if settings[each.checkpoint.name] == settings[model.checkpoint.name]
-            ]
+        settings = [
+            {
+                "context": str(model.checkpoint.context),
+                "config": config_text(model.config),
+                "tokenizer": tokenizer_of(model),
+            }
+            for model in group
+        ]
+        for number in range(len(group)):
+            same = [model for model, its in zip(group, settings, strict=True) if its == settings[number]]
             if len(same) > 1:
                 raise StudyError(_identical(same))
-        different = [key for key in settings[group[0].checkpoint.name] if len({s[key] for s in settings.values()}) > 1]
+        different = [key for key in settings[0] if len({each[key] for each in settings}) > 1]
         names = ", ".join(repr(model.checkpoint.name) for model in group)
         notes.append(f"checkpoints {names} have the same weights; they differ in {' and '.join(different)}")
     if unknown:
         notes.append(
-            f"could not check whether {len(unknown)} checkpoints on the Hub have the same weights as others: the Hub "
+            f"could not check whether {unknown} checkpoints on the Hub have the same weights as others: the Hub "
             "was not reached, or lists no hashes of their files"
         )
     return notes
-
-
-def _settings(model: Model, tokenizer: str) -> dict[str, str]:
-    return {
-        "context": str(model.checkpoint.context),
-        "config": config_text(model.config),
-        "tokenizer": tokenizer,
-    }
 
 
 def _identical(same: Sequence[Model]) -> str:
@@ -175,8 +153,8 @@ def _identical(same: Sequence[Model]) -> str:
     )
 
 
-def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], list[Model]]:
-    """Groups of two or more checkpoints with equal weights, and the checkpoints whose weights are not known."""
+def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Model]], int]:
+    """Groups of two or more checkpoints with equal weights, and how many checkpoints have unknown weights."""
     from qkscope.capture.fingerprint import WeightContent
 
     contents = {source: WeightContent(source, noted) for source in dict.fromkeys(model.source for model in models)}
@@ -187,5 +165,5 @@ def _same_weights(models: Sequence[Model], noted: OnNote) -> tuple[list[list[Mod
         joined = [group for group in groups if set(group) & set(alike)]
         groups = [group for group in groups if group not in joined]
         groups.append(sorted([number, *(k for group in joined for k in group)]))
-    unknown = [model for model in models if not contents[model.source].known()] if len(contents) > 1 else []
+    unknown = sum(not contents[model.source].known() for model in models) if len(contents) > 1 else 0
     return [[models[k] for k in group] for group in sorted(groups) if len(group) > 1], unknown

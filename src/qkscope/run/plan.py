@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,18 @@ from qkscope.capture.fingerprint import tokenizer_files_fingerprint
 from qkscope.capture.source import ModelSource
 from qkscope.documents.tokens import Corpus, load_corpus, survey, tokens_key
 from qkscope.errors import InputError, MomentsFileError, located
-from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
+from qkscope.kinds import Architecture, StudyKind, kind_of, kind_sentence, require_kind
 from qkscope.moments.file import read_header
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.sizes import FEW_GROUPS, default_groups
 from qkscope.results.folder import moments_folder, moments_path, tokens_path
 from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
-from qkscope.run.events import Events
 from qkscope.run.models import Model, check_equal_weights, open_models
+from qkscope.run.progress import Events
 from qkscope.stats.jackknife import FEWEST_GROUPS
 from qkscope.study.load import StudyFile
 from qkscope.study.schema import Study
-from qkscope.text import are, counted
+from qkscope.text import are, byte_size, counted
 
 NAMED = 3  # duplicates that a note names
 
@@ -49,24 +50,19 @@ class Plan:
         """The checkpoints of these names; all of them if no names are given."""
         return [each for each in self.checkpoints if not names or each.checkpoint.name in names]
 
-    @property
-    def disk(self) -> int:
-        """Bytes of all moments files."""
-        return sum(plan.sizes.file for plan in self.checkpoints)
-
-    @property
-    def kind(self) -> StudyKind:
-        """What the checkpoints are to each other: what the study says, or the runs that it names."""
-        return self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
-
     def how_read(self) -> str:
         """How the study's checkpoints are related, in a sentence."""
-        return kind_sentence(self.kind, len(self.checkpoints), self.study.kind is not None)
+        kind: StudyKind = self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
+        return kind_sentence(kind, len(self.checkpoints), self.study.kind is not None)
 
-    @property
-    def memory(self) -> int:
-        """Bytes of the largest checkpoint's sums while it runs."""
-        return max(plan.sizes.memory for plan in self.checkpoints)
+    def cost_line(self) -> str:
+        """Memory and disk that a run takes, predicted."""
+        sizes = [plan.sizes for plan in self.checkpoints]
+        files = [size.file for size in sizes]
+        least, most = byte_size(min(files)), byte_size(max(files))
+        memory, each = byte_size(max(size.memory for size in sizes)), most if least == most else f"{least} to {most}"
+        disk = f"{each} on disk per checkpoint, {byte_size(sum(files))} in total"
+        return f"sums: {memory} of memory where the layers run, {disk}"
 
     @property
     def tokens(self) -> int:
@@ -79,43 +75,48 @@ class Plan:
 
     def notes(self) -> list[str]:
         """What a careful reader should know before believing a comparison between checkpoints."""
-        notes = list(self.remarks)
-        fewest = min(self.checkpoints, key=lambda plan: len(plan.documents))
+        plans, notes = self.checkpoints, list(self.remarks)
+        fewest = min(plans, key=lambda plan: len(plan.documents))
         if fewest.too_short:
-            longest = max(plan.context for plan in self.checkpoints)
+            longest = max(plan.context for plan in plans)
             needed = longest if self.study.same_documents else fewest.context
             notes.append(
                 f"{fewest.too_short} of {counted(len(fewest.corpus.documents), 'document')} {are(fewest.too_short)} "
                 f"left out at checkpoint {fewest.checkpoint.name!r} for having fewer than {counted(needed, 'token')}"
                 + ("; same_documents: false lets shorter contexts see more of them" if needed > fewest.context else "")
             )
-        counts = {len(plan.documents) for plan in self.checkpoints}
+        counts = {len(plan.documents) for plan in plans}
         if len(counts) > 1:
             notes.append(
                 f"checkpoints see different documents ({min(counts)} to {max(counts)} of them), because longer "
                 "contexts, or other tokenizers, leave more of them out: differences between checkpoints are partly "
                 "differences between documents"
             )
-        return notes + _duplicate_notes(self.checkpoints) + _group_notes(self.checkpoints)
+        return notes + _duplicate_notes(plans) + _group_notes(plans)
 
 
-def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
+def _duplicate_notes(plans: Sequence[CheckpointPlan]) -> list[str]:
     """Documents that are copies, that a short context does not distinguish, or whose tokens are uncertain."""
     notes = []
     most = max(plans, key=lambda plan: len(plan.duplicates))
-    if count := len(most.duplicates):
+    if copies := len(most.duplicates):
         known = most.corpus.documents
         pairs = [f"{known[copy].name} = {known[first].name}" for copy, first in most.duplicates.items()]
-        shown = ", ".join(pairs[:NAMED]) + (", ..." if count > NAMED else "")
+        shown = ", ".join(pairs[:NAMED]) + (", ..." if copies > NAMED else "")
         notes.append(
-            f"{count} of {counted(len(known), 'document')} {are(count)} left out at checkpoint "
+            f"{copies} of {counted(len(known), 'document')} {are(copies)} left out at checkpoint "
             f"{most.checkpoint.name!r} for having the same tokens as an earlier document ({shown})"
         )
-    alike = max(plans, key=lambda plan: plan.alike)
-    if alike.alike:
+    # Documents with the same tokens as another within this context, which differ only later.
+    alike = [
+        len(plan.documents) - len({plan.corpus.documents[index].prefixes[plan.context] for index in plan.documents})
+        for plan in plans
+    ]
+    if number := max(alike):
+        plan = plans[alike.index(number)]
         notes.append(
-            f"checkpoint {alike.checkpoint.name!r}: {alike.alike} of {counted(len(alike.documents), 'document')} "
-            f"{'begins' if alike.alike == 1 else 'begin'} with the same {counted(alike.context, 'token')} as another "
+            f"checkpoint {plan.checkpoint.name!r}: {number} of {counted(len(plan.documents), 'document')} "
+            f"{'begins' if number == 1 else 'begin'} with the same {counted(plan.context, 'token')} as another "
             "and only later differ, so its standard errors are too small; use documents with different beginnings"
         )
     uncertain = max(plans, key=lambda plan: plan.uncertain)
@@ -128,10 +129,12 @@ def _duplicate_notes(plans: list[CheckpointPlan]) -> list[str]:
     return notes
 
 
-def _group_notes(plans: list[CheckpointPlan]) -> list[str]:
+def _group_notes(plans: Sequence[CheckpointPlan]) -> list[str]:
     """Standard errors that rest on fewer groups than the study asks for, or that do not exist."""
-    fewest = min(plans, key=lambda plan: len(plan.filled_groups))
-    filled, groups = len(fewest.filled_groups), fewest.layout.groups
+    filled_groups = [len({index % plan.layout.groups for index in plan.documents}) for plan in plans]
+    filled = min(filled_groups)
+    fewest = plans[filled_groups.index(filled)]
+    groups = fewest.layout.groups
     if filled == groups:
         return []
     effect = (
@@ -164,16 +167,24 @@ def make_plan(
     models = open_models(
         file, events.noted, here=here, trust_remote_code=trust_remote_code, check_tensors=check_tensors
     )
-    corpora = Corpora(file, events.surveying, results)
+    tokenizers = _load_tokenizers(models)
+    remarks = check_equal_weights(models, lambda model: tokenizers[model.tokenizer_source].digest, events.noted)
+    read = count(1)
+    plans: list[CheckpointPlan] = []
+    corpora: dict[str, Corpus] = {}
     for model in models:
+        tokenizer = tokenizers[model.tokenizer_source]
         with located(f"checkpoint {model.checkpoint.name!r}"):
-            corpora.need(model.tokenizer_source, model.checkpoint.context or 0)
-    remarks = check_equal_weights(models, lambda model: corpora.digest(model.tokenizer_source), events.noted)
-    plans = []
-    for model in models:
-        with located(f"checkpoint {model.checkpoint.name!r}"):
-            plans.append(_plan_one(file.study, model, corpora))
-    require_kind(file.study.kind, [(each.checkpoint.name, each.architecture) for each in plans])
+            if tokenizer.digest not in corpora:  # tokenized once, as far as the longest context of all
+                corpora[tokenizer.digest] = _tokenize(file, tokenizer, results, lambda: events.surveying(next(read)))
+            plans.append(_plan_one(file.study, model, tokenizer, corpora[tokenizer.digest]))
+    shapes = [
+        Architecture.of_layers(
+            getattr(each.config, "model_type", None), each.blueprint.probe.n_layers, each.blueprint.probe.layers
+        )
+        for each in plans
+    ]
+    require_kind(file.study.kind, [(each.checkpoint.name, shape) for each, shape in zip(plans, shapes, strict=True)])
     return Plan(file, _with_groups(plans, file.study, results), [*file.notes, *remarks])
 
 
@@ -196,22 +207,20 @@ def _groups_in(path: Path) -> int | None:
         return None
 
 
-def _plan_one(study: Study, model: Model, corpora: Corpora) -> CheckpointPlan:
+def _plan_one(study: Study, model: Model, tokenizer: LoadedTokenizer, corpus: Corpus) -> CheckpointPlan:
     context = model.checkpoint.context or 0
-    tokenizer, tokenizer_source, corpus = corpora.under(model.tokenizer_source)
-    chosen = corpus.choose(corpora.longest(model.tokenizer_source) if study.same_documents else context)
+    chosen = corpus.choose(max(tokenizer.contexts) if study.same_documents else context)
+    common = study.window_in_common() or _characters(study, context, corpus, chosen.documents)
     return CheckpointPlan(
         checkpoint=model.checkpoint,
         source=model.source,
         config=model.config,
-        tokenizer=tokenizer,
-        tokenizer_source=tokenizer_source,
-        tokenizer_fingerprint=corpora.digest(model.tokenizer_source),
+        tokenizer=tokenizer.tokenizer,
+        tokenizer_source=tokenizer.source,
+        tokenizer_fingerprint=tokenizer.digest,
         corpus=corpus,
         documents=chosen.documents,
-        layout=_layout(
-            study, context, study.window_in_common() or _characters(study, context, corpus, chosen.documents)
-        ),
+        layout=_layout(study, context, common),
         blueprint=model.blueprint,
         study=study,
         duplicates=chosen.duplicates,
@@ -252,70 +261,61 @@ def _layout(study: Study, context: int, common: int) -> Layout:
 # -- documents -----------------------------------------------------------------------------------------------
 
 
-class Corpora:
-    """The documents, tokenized once under each tokenizer however many checkpoints share it.
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """A tokenizer of some of the checkpoints; ten of them in ten folders usually have ten copies of one."""
 
-    All contexts are named first (`need`), so that documents are tokenized once, as far as the longest context.
-    """
+    source: ModelSource  # at its commit
+    tokenizer: Any
+    digest: str  # equal for tokenizers that encode alike
+    contexts: set[int]  # of all checkpoints with tokenizers that encode alike
 
-    def __init__(self, file: StudyFile, on_document: Callable[[int], None], results: Path | None) -> None:
-        self._file, self._on_document, self._results = file, on_document, results
-        self._by_source: dict[ModelSource, tuple[str, ModelSource]] = {}  # digest, source at its commit
-        # By digest: ten checkpoints in ten folders usually have ten copies of one tokenizer.
-        self._tokenizers: dict[str, Any] = {}
-        self._digest_of_files: dict[str, str] = {}  # so that equal files are loaded once
-        self._contexts: dict[str, set[int]] = {}
-        self._corpora: dict[str, Corpus] = {}
-        self._documents = 0
 
-    def need(self, source: ModelSource, context: int) -> None:
-        """A checkpoint with the tokenizer of `source` will read this many tokens of each document."""
-        if source not in self._by_source:
-            files = tokenizer_files_fingerprint(source)
-            known = None if files is None else self._digest_of_files.get(files)
-            self._by_source[source] = (known, source) if known else self._load(source)
-            if files is not None:
-                self._digest_of_files[files] = self.digest(source)
-        self._contexts.setdefault(self.digest(source), set()).add(context)
+def _load_tokenizers(models: Sequence[Model]) -> dict[ModelSource, LoadedTokenizer]:
+    """The tokenizers of all models, by where they are from; equal files are loaded once."""
+    from qkscope.capture.load import load_tokenizer
 
-    def _load(self, source: ModelSource) -> tuple[str, ModelSource]:
-        from qkscope.capture.load import load_tokenizer
+    by_source: dict[ModelSource, LoadedTokenizer] = {}
+    by_files: dict[str, LoadedTokenizer] = {}
+    by_digest: dict[str, LoadedTokenizer] = {}
+    for model in models:
+        source = model.tokenizer_source
+        with located(f"checkpoint {model.checkpoint.name!r}"):
+            if source not in by_source:
+                files = tokenizer_files_fingerprint(source)
+                if files is not None and files in by_files:
+                    by_source[source] = replace(by_files[files], source=source)
+                else:
+                    tokenizer, exact = load_tokenizer(source)
+                    digest = tokenizer_digest(tokenizer)
+                    first = by_digest.setdefault(digest, LoadedTokenizer(exact, tokenizer, digest, set()))
+                    by_source[source] = replace(first, source=exact)
+                if files is not None:
+                    by_files[files] = by_source[source]
+            by_source[source].contexts.add(model.checkpoint.context or 0)
+    return by_source
 
-        tokenizer, exact = load_tokenizer(source)
-        digest = tokenizer_digest(tokenizer)
-        self._tokenizers.setdefault(digest, tokenizer)
-        return digest, exact
 
-    def longest(self, source: ModelSource) -> int:
-        """The longest context of all checkpoints with this tokenizer."""
-        return max(self._contexts[self.digest(source)])
-
-    def digest(self, source: ModelSource) -> str:
-        """Equal for sources whose tokenizers encode alike."""
-        return self._by_source[source][0]
-
-    def under(self, source: ModelSource) -> tuple[Any, ModelSource, Corpus]:
-        """The tokenizer of `source`, the source at its commit, and the documents in its tokens."""
-        digest, exact = self._by_source[source]
-        if digest not in self._corpora:
-            self._corpora[digest] = self._tokenized(digest)
-        return self._tokenizers[digest], exact, self._corpora[digest]
-
-    def _tokenized(self, digest: str) -> Corpus:
-        """The documents as an earlier run tokenized them, if they are still the same, or tokenized now."""
-        study, folder, contexts = self._file.study, self._file.folder, self._contexts[digest]
-        characters = study.characters_in_common
-        key = tokens_key(study.documents, digest, contexts, characters)
-        if self._results is not None:
-            stored = load_corpus(tokens_path(self._results, key), key, study.documents, folder)
-            if stored is not None:
-                return stored
-        tokenizer = self._tokenizers[digest]
-        return survey(study.documents, folder, tokenizer, contexts, self._read_one, key=key, characters=characters)
-
-    def _read_one(self, _: Any) -> None:
-        self._documents += 1
-        self._on_document(self._documents)
+def _tokenize(
+    file: StudyFile, tokenizer: LoadedTokenizer, results: Path | None, on_document: Callable[[], None]
+) -> Corpus:
+    """The documents as an earlier run tokenized them, if they are still the same, or tokenized now."""
+    study, contexts = file.study, tokenizer.contexts
+    characters = study.characters_in_common
+    key = tokens_key(study.documents, tokenizer.digest, contexts, characters)
+    if results is not None:
+        stored = load_corpus(tokens_path(results, key), key, study.documents, file.folder)
+        if stored is not None:
+            return stored
+    return survey(
+        study.documents,
+        file.folder,
+        tokenizer.tokenizer,
+        contexts,
+        lambda _: on_document(),
+        key=key,
+        characters=characters,
+    )
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -1,4 +1,4 @@
-"""How a run shows its progress: bars on a terminal, lines in a file, a pipe or a notebook."""
+"""What a run reports while it runs, and how that is shown: bars on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -9,15 +9,51 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from qkscope.run.events import Events
 from qkscope.text import are, byte_size, clock, counted, short_number, visible
 
 if TYPE_CHECKING:
     from qkscope.run.checkpoint_plan import CheckpointPlan
+    from qkscope.run.finished import CheckpointState
     from qkscope.run.plan import Plan
-    from qkscope.run.shards import CheckpointState
 
 LINE_SECONDS = 10.0  # between two lines about the same work, where there are no bars
+
+
+class Events:
+    """Called by a run. This class does nothing; subclasses override what they handle."""
+
+    def surveying(self, documents: int) -> None:
+        """So many documents have been read and tokenized."""
+
+    def planned(self, plan: Plan) -> None:
+        """Everything is checked; the run is about to begin."""
+
+    def examined(self, state: CheckpointState) -> None:
+        """What earlier runs left of a checkpoint; called for all checkpoints before any work begins."""
+
+    def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
+        """How the finished moments of these checkpoints, which are used, differ from what would be made now."""
+
+    def started(self, plan: CheckpointPlan) -> None:
+        """Work on the checkpoint begins: its weights are about to be loaded."""
+
+    def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
+        """So many more documents and tokens went through the checkpoint (negative: a shard starts again)."""
+
+    def noted(self, message: str) -> None:
+        """Something the user should know."""
+
+    def finished(self, plan: CheckpointPlan, seconds: float) -> None:
+        """The checkpoint's moments are safe on disk."""
+
+    def left_out(self, plan: CheckpointPlan, reason: str) -> None:
+        """The checkpoint cannot be measured; the run goes on without it."""
+
+    def evicted(self, plan: CheckpointPlan, freed: int) -> None:
+        """The checkpoint's files left the Hub cache; so many bytes are free again."""
+
+    def wrote(self, path: str) -> None:
+        """A result file is in place."""
 
 
 @contextmanager
@@ -25,7 +61,7 @@ def progress(stream: TextIO | None = None, *, verbose: bool = False) -> Iterator
     """Events that show progress in `stream` (standard error by default); `verbose` lists every file that is written."""
     out = stream or sys.stderr
     with _bars(out) as bars:
-        yield ProgressEvents(_line_printer(out, bars), bars, verbose=verbose)
+        yield _ProgressEvents(out, bars, verbose=verbose)
 
 
 def default_events() -> Events:
@@ -33,17 +69,15 @@ def default_events() -> Events:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     in_notebook = shell is not None and getattr(shell, "kernel", None) is not None
-    return ProgressEvents(_line_printer(sys.stdout, None)) if in_notebook else Events()
+    return _ProgressEvents(sys.stdout) if in_notebook else Events()
 
 
 @contextmanager
 def step_progress(what: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int, str], None]]:
     """A function to be called with steps done, steps in all, and a text, after each step of `what`."""
-    out = stream or sys.stderr
+    out, due = stream or sys.stderr, 0.0
     with _bars(out) as bars:
-        print_line = _line_printer(out, bars)
         task = bars.add_task(what, total=None, what="") if bars else None
-        due = 0.0
 
         def show(done: int, total: int, text: str) -> None:
             nonlocal due
@@ -51,7 +85,7 @@ def step_progress(what: str, stream: TextIO | None = None) -> Iterator[Callable[
                 bars.update(task, total=total, completed=done, what=text)
             elif time.monotonic() >= due:
                 due = time.monotonic() + LINE_SECONDS
-                print_line(f"{what}: step {done} of {total}, {text}")
+                print_line(f"{what}: step {done} of {total}, {text}", out, bars)
 
         yield show
 
@@ -65,35 +99,29 @@ def _bars(out: TextIO) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),  # names are data, never markup
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[what]}", markup=False),
-    )
-    with Progress(*columns, console=Console(file=out)) as bars:
+    name = TextColumn("{task.description}", markup=False)  # names are data, never markup
+    what = TextColumn("{task.fields[what]}", markup=False)
+    with Progress(
+        name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), what, console=Console(file=out)
+    ) as bars:
         yield bars
 
 
-def _line_printer(out: TextIO, bars: Any) -> Callable[[str], None]:
-    def print_line(line: str) -> None:
-        line = visible(line)  # it may quote names of files
-        if bars:
-            bars.console.print(line, markup=False, highlight=False)
-            return
-        # Hours of work do not end because a terminal was closed. RuntimeError: a signal arrived within another line.
-        with suppress(OSError, ValueError, RuntimeError):
-            print(line, file=out, flush=True)
-
-    return print_line
+def print_line(line: str, out: TextIO, bars: Any = None) -> None:
+    """Print a line, which may quote names of files, above the bars where there are any."""
+    if bars:
+        bars.console.print(visible(line), markup=False, highlight=False)
+        return
+    # Hours of work do not end because a terminal was closed. RuntimeError: a signal arrived within another line.
+    with suppress(OSError, ValueError, RuntimeError):
+        print(visible(line), file=out, flush=True)
 
 
-class ProgressEvents(Events):
+class _ProgressEvents(Events):
     """A line for each event, and a bar for each running checkpoint or, without bars, a line every ten seconds."""
 
-    def __init__(self, print_line: Callable[[str], None], bars: Any = None, *, verbose: bool = False) -> None:
-        self._print, self._bars, self._verbose = print_line, bars, verbose
+    def __init__(self, out: TextIO, bars: Any = None, *, verbose: bool = False) -> None:
+        self._out, self._bars, self._verbose = out, bars, verbose
         self._tasks: dict[str, Any] = {}  # bars, by checkpoint; "" is the one of reading
         self._due = time.monotonic() + LINE_SECONDS
         self._documents: Counter[str] = Counter()  # done, by checkpoint
@@ -101,8 +129,10 @@ class ProgressEvents(Events):
         self._tokens_left = self._tokens_done = 0
         self._begun = time.monotonic()
 
+    def _print(self, line: str) -> None:
+        print_line(line, self._out, self._bars)
+
     def surveying(self, documents: int) -> None:
-        """Documents are being read; nobody knows yet how many there are."""
         if self._bars:
             if "" not in self._tasks:
                 self._tasks[""] = self._bars.add_task("reading documents", total=None, what="")
@@ -111,21 +141,16 @@ class ProgressEvents(Events):
             self._print(f"reading documents: {documents}")
 
     def planned(self, plan: Plan) -> None:
-        """What will be done and what it costs."""
         self._remove_bar("")
         names = [each.checkpoint.name for each in plan.checkpoints]
         self._titles = {name: f"[{number}/{len(names)}] {name}" for number, name in enumerate(names, start=1)}
         self._tokens_left, self._tokens_done, self._begun = plan.tokens, 0, time.monotonic()
-        self._print(
-            f"study {plan.study.study}: {counted(len(names), 'checkpoint')}, {short_number(plan.tokens)} tokens"
-        )
-        self._print(f"kind: {plan.how_read()}")
-        self._print(cost_line(plan))
-        for note in plan.notes():
-            self._print(f"note: {note}")
+        size = f"{counted(len(names), 'checkpoint')}, {short_number(plan.tokens)} tokens"
+        lines = [f"study {plan.study.study}: {size}", f"kind: {plan.how_read()}", plan.cost_line()]
+        for line in [*lines, *(f"note: {note}" for note in plan.notes())]:
+            self._print(line)
 
     def examined(self, state: CheckpointState) -> None:
-        """What an earlier run left: used again, continued, or to be made again and why."""
         plan, title = state.plan, self._title(state.plan)
         if state.whole:
             self._tokens_left -= plan.tokens
@@ -142,12 +167,10 @@ class ProgressEvents(Events):
             self._print(f"{title}: will be captured again: {reason}")
 
     def remarked(self, remark: str, plans: Sequence[CheckpointPlan]) -> None:
-        """One line, however many checkpoints it is about."""
         who = self._title(plans[0]) if len(plans) == 1 else counted(len(plans), "checkpoint")
         self._print(f"note: {who}: {remark} (--overwrite captures {'it' if len(plans) == 1 else 'them'} again)")
 
     def started(self, plan: CheckpointPlan) -> None:
-        """A checkpoint is being loaded. Its bar starts where an earlier run stopped."""
         self._print(f"{self._title(plan)}: {counted(len(plan.documents), 'document')} x {plan.context} tokens")
         if self._bars:
             label, total, done = plan.checkpoint.label, len(plan.documents), self._documents[plan.checkpoint.name]
@@ -155,7 +178,6 @@ class ProgressEvents(Events):
             self._tasks[plan.checkpoint.name] = task
 
     def advanced(self, plan: CheckpointPlan, documents: int, tokens: int) -> None:
-        """Documents are done."""
         name = plan.checkpoint.name
         self._documents[name] += documents
         self._tokens_left -= tokens
@@ -171,27 +193,22 @@ class ProgressEvents(Events):
             self._print(f"{self._title(plan)}: {done}, {short_number(rate)} tokens/s, {left} left")
 
     def noted(self, message: str) -> None:
-        """A line."""
         self._print(f"note: {message}")
 
     def finished(self, plan: CheckpointPlan, seconds: float) -> None:
-        """The checkpoint is safe."""
         self._remove_bar(plan.checkpoint.name)
         rate = short_number(plan.tokens / max(seconds, 1e-9))
         self._print(f"{self._title(plan)}: {seconds:.1f} s, {rate} tokens/s")
 
     def left_out(self, plan: CheckpointPlan, reason: str) -> None:
-        """The run goes on without it."""
         self._remove_bar(plan.checkpoint.name)
         self._tokens_left -= plan.tokens
         self._print(f"{self._title(plan)}: LEFT OUT: {reason}")
 
     def evicted(self, plan: CheckpointPlan, freed: int) -> None:
-        """Disk is free again."""
         self._print(f"{self._title(plan)}: {byte_size(freed)} removed from the cache")
 
     def wrote(self, path: str) -> None:
-        """A result file; the command prints where all of them are."""
         if self._verbose:
             self._print(f"wrote {path}")
 
@@ -203,15 +220,6 @@ class ProgressEvents(Events):
             self._bars.remove_task(self._tasks.pop(name))
 
     def _line_is_due(self) -> bool:
-        if time.monotonic() < self._due:
-            return False
-        self._due = time.monotonic() + LINE_SECONDS
-        return True
-
-
-def cost_line(plan: Plan) -> str:
-    """Memory and disk that a run takes, predicted."""
-    sizes = [each.sizes.file for each in plan.checkpoints]
-    least, most = byte_size(min(sizes)), byte_size(max(sizes))
-    each = f"{most} on disk per checkpoint" if least == most else f"{least} to {most} on disk per checkpoint"
-    return f"sums: {byte_size(plan.memory)} of memory where the layers run, {each}, {byte_size(plan.disk)} in total"
+        due = time.monotonic() >= self._due
+        self._due = time.monotonic() + LINE_SECONDS if due else self._due
+        return due

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,8 @@ def propose_study(target: str, home: Path, *, documents: str | None = None, revi
     """A commented study file for `target`; its paths are relative to `home`, the folder that it will lie in."""
     proposal = _in_folder(Path(target).expanduser(), home) if Path(target).expanduser().is_dir() else None
     proposal = proposal or _on_hub(target, revision)
-    configs = [load_config(source) for source in proposal.sources]
-    return (
-        "\n".join([*_head(proposal, documents), *_facts(configs), *proposal.checkpoints.splitlines(), *_more(proposal)])
-        + "\n"
-    )
-
-
-def _head(proposal: Proposal, documents: str | None) -> list[str]:
+    files = json.dumps(documents or "texts/*.txt", ensure_ascii=False)
+    hint = "" if documents else "   # FILL IN: text, .jsonl or .parquet; each document gives its first tokens"
     lines = [
         f"# Proposed by `qkscope init` from what is there: {proposal.about}.",
         "# `qkscope inspect` checks it and says what a run takes; all keys: `qkscope docs study-files`.",
@@ -57,14 +52,20 @@ def _head(proposal: Proposal, documents: str | None) -> list[str]:
         lines.append("kind: seeds                  # several runs: heads of one index need not be the same heads")
     if not proposal.tokenizer:
         lines.append("tokenizer: FILL-IN           # the checkpoints have none: a Hub id, or a folder")
-    files = json.dumps(documents or "texts/*.txt", ensure_ascii=False)
-    hint = "" if documents else "   # FILL IN: text, .jsonl or .parquet; each document gives its first tokens"
-    return [*lines, "documents:", f"  files: {files}{hint}"]
+    lines += ["documents:", f"  files: {files}{hint}", *_facts([load_config(source) for source in proposal.sources])]
+    lines += [proposal.checkpoints, "# skip_positions: 1         # leave attention sinks out of the tables"]
+    if "folder:" in proposal.checkpoints or "revisions:" in proposal.checkpoints:
+        lines += [
+            "# axis: step                # figures by step, and not evenly spaced checkpoints",
+            "# axis_scale: log",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _facts(configs: Sequence[Any]) -> list[str]:
     """Context and RoPE base, as the first and the last checkpoint have them."""
-    longest = [value for value in map(_longest, configs) if value is not None]
+    stated = [find_value(config, "max_position_embeddings") for config in configs]
+    longest = [value for value in stated if isinstance(value, int) and value >= 2]
     most = min(longest) if longest else None
     context = FIRST_CONTEXT if most is None else min(FIRST_CONTEXT, most)
     limit = "the config does not say how long it may be" if most is None else f"at most {most}, the model's maximum"
@@ -81,19 +82,9 @@ def _facts(configs: Sequence[Any]) -> list[str]:
     return lines
 
 
-def _longest(config: Any) -> int | None:
-    longest = find_value(config, "max_position_embeddings")
-    return longest if isinstance(longest, int) and longest >= 2 else None
-
-
-def _more(proposal: Proposal) -> list[str]:
-    lines = ["# skip_positions: 1         # leave attention sinks out of the tables"]
-    if "folder:" in proposal.checkpoints or "revisions:" in proposal.checkpoints:
-        lines += [
-            "# axis: step                # figures by step, and not evenly spaced checkpoints",
-            "# axis_scale: log",
-        ]
-    return lines
+def _single(name: str, model: str, more: str = "") -> str:
+    """The lines of a study that name one model."""
+    return f"checkpoints:\n  - {{name: {safe_name(name)}, model: {json.dumps(model)}{more}}}"
 
 
 # -- a folder --------------------------------------------------------------------------------------------
@@ -102,8 +93,7 @@ def _more(proposal: Proposal) -> list[str]:
 def _in_folder(target: Path, home: Path) -> Proposal:
     title = target.resolve().name
     if why_incomplete(target) is None:
-        where = _relative(target, home)
-        line = f"checkpoints:\n  - {{name: {safe_name(title)}, model: {json.dumps(where)}}}"
+        line = _single(title, _relative(target, home))
         return Proposal(title, line, "one model", (_source(target),), _has_tokenizer(target))
     for pattern in ("*", "*/*"):
         whole = [path for path in sorted(target.glob(pattern)) if numbers_in(path.name) and path.is_dir()]
@@ -163,13 +153,15 @@ def commonest_pattern(names: Iterable[str]) -> str:
 def _on_hub(target: str, revision: str | None) -> Proposal:
     source = find_source(target, revision, Path.cwd())
     if source.kind == "gguf":
-        return Proposal(Path(target).stem, f"checkpoints:\n  - {{name: {safe_name(Path(target).stem)}, model: "
-                     f"{json.dumps(target)}}}", "one GGUF file", (source,), True)  # fmt: skip
+        return Proposal(Path(target).stem, _single(Path(target).stem, target), "one GGUF file", (source,), True)
     title = target.rpartition("/")[2]
-    steps = [] if revision else [name for name in _branches(target) if step_in(name) is not None]
+    branches: list[str] = []
+    with suppress(QkscopeError):  # not reached, or not there: said where the model is asked for
+        branches = [] if revision else revisions_of(target)
+    steps = [name for name in branches if step_in(name) is not None]
     if len(steps) < 2:
         named = f", revision: {json.dumps(revision)}" if revision else ""
-        line = f"checkpoints:\n  - {{name: {safe_name(revision or title)}, model: {json.dumps(target)}{named}}}"
+        line = _single(revision or title, target, named)
         return Proposal(title, line, "one model on the Hub", (pin_revision(source, "config.json"),), True)
     pattern = commonest_pattern(steps)
     chosen = sorted((name for name in steps if like(name) == pattern), key=numbers_in)
@@ -180,10 +172,3 @@ def _on_hub(target: str, revision: str | None) -> Proposal:
     about = f"{len(chosen)} branches of {target}, {chosen[0]} to {chosen[-1]}"
     ends = tuple(pin_revision(find_source(target, name, Path.cwd()), "config.json") for name in (chosen[0], chosen[-1]))
     return Proposal(title, "\n".join(lines), about, ends, True)
-
-
-def _branches(target: str) -> list[str]:
-    try:
-        return revisions_of(target)
-    except QkscopeError:  # not reached, or not there: said where the model is asked for
-        return []

@@ -1,4 +1,4 @@
-"""Run shards in this process, on its devices: the model stays loaded from one shard of a checkpoint to the next.
+"""Capture shards in this process, on its devices: the model stays loaded from one shard of a checkpoint to the next.
 
 A shard is summed as a whole or not at all. When a document makes the model fail, or memory runs out, the sums of
 that attempt are dropped and the shard starts again, without the document or with smaller batches.
@@ -6,12 +6,12 @@ that attempt are dropped and the shard starts again, without the document or wit
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,17 @@ from qkscope.errors import (
     EveryDocumentFails,
     ModelError,
     OutOfMemory,
+    located,
 )
 from qkscope.processes import free_memory
-from qkscope.run.checkpoint_plan import CheckpointPlan, Shard
-from qkscope.run.options import CaptureOptions
+from qkscope.results.folder import vectors_path
+from qkscope.run.checkpoint_plan import CheckpointPlan, Shard, checkpoint_provenance
+from qkscope.run.engines import Advanced, CaptureOptions, Finished, LeftOut, Noted, OnReport, Task
+from qkscope.run.finished import deliver, delivery_path, running_shard
 from qkscope.validation.layout import VectorSample, sampled_positions
 
 if TYPE_CHECKING:
-    from qkscope.capture.collect import Batch, ChoosePositions
+    from qkscope.capture.collect import Batch
     from qkscope.capture.probe import ProbedModel
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
@@ -57,58 +60,78 @@ class Loaded:
 class Attempt:
     """One attempt at a shard: what it leaves out, its batch size, and how far it came."""
 
+    plan: CheckpointPlan
+    shard: Shard
     batch_tokens: int
+    restartable: bool  # kept vectors are written as they come, so their shards cannot start again
     skipped: list[dict[str, Any]] = field(default_factory=list)
     documents: int = 0
     tokens: int = 0
 
 
-class ShardRunner:
-    """Runs one shard after the other; loads a checkpoint only when it changes.
+class Worker:
+    """Runs tasks one after the other and puts their moments where the run will find them, on every engine.
 
-    `advanced` is called with documents and tokens after each batch (negative: a shard starts again), `noted` with
-    messages for the user.
+    `shared`: the run sees this folder too. `lock`: hold each shard's lock, which the caller may hold already.
     """
 
     def __init__(
         self,
+        plans: Sequence[CheckpointPlan],
+        folder: Path,
+        on_report: OnReport,
+        *,
         options: CaptureOptions = CaptureOptions(),  # noqa: B008 - frozen
-        advanced: Callable[[int, int], None] = lambda documents, tokens: None,
-        noted: Callable[[str], None] = lambda message: None,
+        shared: bool = True,
+        lock: bool = True,
     ) -> None:
-        self._options, self._advanced, self._noted = options, advanced, noted
+        self._plans, self._folder, self._on_report = plans, folder, on_report
+        self._options, self._shared, self._lock = options, shared, shared and lock
+        self._checkpoint = 0  # index of the plan that runs
         self._loaded: Loaded | None = None
         self._next = Prefetch()
         self._batch_tokens: int | None = None  # smaller than the study's once memory ran out
 
-    def run(
-        self,
-        plan: CheckpointPlan,
-        shard: Shard,
-        writer: VectorWriter | None = None,
-        following: CheckpointPlan | None = None,
-    ) -> Moments:
-        """The shard's moments, with their provenance; the weights of `following` are fetched meanwhile."""
-        loaded = self._load(plan)
-        if following is not None:
-            self._next.start(following.source)
-        attempt = Attempt(self._batch_tokens or plan.study.batch_tokens)
-        begun = time.perf_counter()
-        moments = self._collect(loaded, plan, shard, attempt, writer)
-        while moments is None:
-            moments = self._collect(loaded, plan, shard, attempt, writer)
-        moments.provenance.update(
-            seconds=round(time.perf_counter() - begun, 3),
-            batch_tokens=attempt.batch_tokens,
-            documents_skipped=attempt.skipped,
-        )
-        return moments
+    def run(self, task: Task, following: int | None = None) -> None:
+        """Run all shards of the task; without a shared folder, report their moments as bytes.
 
-    def writer(self, plan: CheckpointPlan, folder: Path, sample: VectorSample) -> VectorWriter:
+        `following` is the checkpoint that will probably be next: its weights are fetched meanwhile. A checkpoint that
+        cannot be measured is reported as left out, if the options allow that.
+        """
+        self._checkpoint, plan = task.checkpoint, self._plans[task.checkpoint]
+        after = None if following is None else self._plans[following]
+        with located(f"checkpoint {task.name!r}"):
+            try:
+                with nullcontext() if task.vectors is None else self._writer(plan, task.vectors) as writer:
+                    for shard in task.shards:
+                        with running_shard(self._folder, task.name, shard) if self._lock else nullcontext():
+                            self._deliver(plan, shard, self.capture(plan, shard, writer, after))
+            except BAD_CHECKPOINT as error:
+                if not self._options.skip_bad_checkpoints:
+                    raise error.advised(
+                        python="CaptureOptions(skip_bad_checkpoints=True) goes on without this checkpoint",
+                        command="--skip-bad-checkpoints goes on without this checkpoint",
+                    ) from error
+                self._on_report(LeftOut(task.checkpoint, str(error.args[0])))
+
+    def close(self) -> None:
+        """Nothing is open between tasks."""
+
+    def _deliver(self, plan: CheckpointPlan, shard: Shard, moments: Moments) -> None:
+        contents = None
+        if self._shared:
+            deliver(plan, moments, delivery_path(plan, shard.number, self._folder))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                deliver(plan, moments, Path(scratch) / "shard.safetensors")
+                contents = (Path(scratch) / "shard.safetensors").read_bytes()
+        self._on_report(Finished(self._checkpoint, shard.number, contents))
+
+    def _writer(self, plan: CheckpointPlan, sample: VectorSample) -> VectorWriter:
         """A writer of a sample of the checkpoint's raw vectors."""
         from qkscope.validation.write import VectorWriter
 
-        probe = self._load(plan).probe
+        folder, probe = vectors_path(self._folder, plan.checkpoint.name), self._load(plan).probe
         folder.parent.mkdir(parents=True, exist_ok=True)
         texts = token_texts(plan) if sample.tokens else None
         return VectorWriter(folder, sample, plan.layout, probe.layers, n_layers=probe.n_layers, tokens=texts)
@@ -116,7 +139,6 @@ class ShardRunner:
     def _load(self, plan: CheckpointPlan) -> Loaded:
         from qkscope.capture.load import load_backbone
         from qkscope.capture.probe import probe_model
-        from qkscope.run.provenance import checkpoint_provenance
 
         name = plan.checkpoint.name
         if self._loaded is None or self._loaded.name != name:
@@ -127,48 +149,72 @@ class ShardRunner:
             self._loaded = Loaded(name, model, probe, checkpoint_provenance(plan, probe, model))
         return self._loaded
 
-    def _collect(
-        self, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, writer: VectorWriter | None
-    ) -> Moments | None:
+    def capture(
+        self,
+        plan: CheckpointPlan,
+        shard: Shard,
+        writer: VectorWriter | None = None,
+        following: CheckpointPlan | None = None,
+    ) -> Moments:
+        """The shard's moments, with their provenance; the weights of `following` are fetched meanwhile."""
+        loaded = self._load(plan)
+        if following is not None:
+            self._next.start(following.source)
+        attempt = Attempt(plan, shard, self._batch_tokens or plan.study.batch_tokens, writer is None)
+        begun, moments = time.perf_counter(), None
+        while moments is None:
+            moments = self._collect(loaded, attempt, writer)
+        moments.provenance.update(
+            seconds=round(time.perf_counter() - begun, 3),
+            batch_tokens=attempt.batch_tokens,
+            documents_skipped=attempt.skipped,
+        )
+        return moments
+
+    def _collect(self, loaded: Loaded, attempt: Attempt, writer: VectorWriter | None) -> Moments | None:
         """One attempt; None if it failed in a way that the next attempt avoids."""
         from qkscope.capture.collect import collect_moments
 
+        plan, shard = attempt.plan, attempt.shard
         attempt.documents = attempt.tokens = 0
+
+        def batch_done(batch: Batch) -> None:
+            attempt.documents += len(batch.names)
+            attempt.tokens += batch.tokens
+            self._on_report(Advanced(self._checkpoint, len(batch.names), batch.tokens))
+
+        def sampled(layer: int, batch: Batch) -> Any:
+            rate, seed, width = plan.layout.rate, plan.layout.seed, batch.ids.shape[1]
+            return sampled_positions(
+                batch.documents, width, layer=layer, rate=rate, seed=seed, positions=batch.positions
+            )
+
         try:
             return collect_moments(
                 loaded.model,
-                _token_batches(plan, shard, attempt),
+                _token_batches(attempt),
                 plan.layout,
                 probe=loaded.probe,
                 provenance={**loaded.about.to_json(), "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
-                choose_positions=None if plan.layout.rate == 1 else _sampled(plan),
-                on_call=None
-                if writer is None
-                else lambda call, batch: writer.observe(call, batch.documents, batch.positions),
-                done=partial(self._batch_done, attempt),
+                choose_positions=None if plan.layout.rate == 1 else sampled,
+                on_call=writer and (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
+                done=batch_done,
             )
         except BatchError as error:
-            again = self._avoid(error, loaded, plan, shard, attempt, writer is None)
+            again = self._avoid(error, loaded, attempt)
         # Outside the handler, so that nothing keeps the failed batch's tensors alive.
-        self._advanced(-attempt.documents, -attempt.tokens)
-        self._noted(again)
+        self._on_report(Advanced(self._checkpoint, -attempt.documents, -attempt.tokens))
+        self._on_report(Noted(f"{plan.checkpoint.name}: {again}"))
         return None
 
-    def _batch_done(self, attempt: Attempt, batch: Batch) -> None:
-        attempt.documents += len(batch.names)
-        attempt.tokens += batch.tokens
-        self._advanced(len(batch.names), batch.tokens)
-
-    def _avoid(
-        self, error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard, attempt: Attempt, restartable: bool
-    ) -> str:
+    def _avoid(self, error: BatchError, loaded: Loaded, attempt: Attempt) -> str:
         """Change the attempt so that it avoids the failure, and say how; re-raise what cannot be avoided."""
         if isinstance(error, OutOfMemory):
-            return self._halve(error, plan, attempt, restartable)
-        failure = error if isinstance(error, DocumentFailure) else _culprit(error, loaded, plan, shard)
-        skipping = restartable and self._options.skip_bad_documents
+            return self._halve(error, attempt)
+        shard, skipping = attempt.shard, attempt.restartable and self._options.skip_bad_documents
+        failure = error if isinstance(error, DocumentFailure) else _failing_document(error, loaded, attempt)
         if skipping:
             attempt.skipped.append({"document": failure.documents[0], "name": failure.name, "reason": failure.reason})
             if len(attempt.skipped) < len(shard.documents):
@@ -177,7 +223,7 @@ class ShardRunner:
                     "without it"
                 )
         failed = set(shard.documents if skipping else failure.documents)
-        if (skipping or self._options.skip_bad_checkpoints) and not _any_works(loaded, plan, failed):
+        if (skipping or self._options.skip_bad_checkpoints) and not _any_works(loaded, attempt.plan, failed):
             raise EveryDocumentFails(
                 f"every document fails, so the checkpoint is at fault; the last: {failure}"
             ) from None
@@ -188,13 +234,13 @@ class ShardRunner:
             command="leave it out of the study, or give --skip-bad-documents",
         ) from None
 
-    def _halve(self, error: OutOfMemory, plan: CheckpointPlan, attempt: Attempt, restartable: bool) -> str:
+    def _halve(self, error: OutOfMemory, attempt: Attempt) -> str:
         from qkscope.capture.load import release_memory
 
-        if attempt.batch_tokens < 2 * plan.context or not restartable:
+        if attempt.batch_tokens < 2 * attempt.plan.context or not attempt.restartable:
             raise OutOfMemory(
-                f"{error}, with one document of {plan.context} tokens at a time; use a device with more memory, more "
-                "devices, a shorter context, or dtype: bfloat16 on a GPU"
+                f"{error}, with one document of {attempt.plan.context} tokens at a time; use a device with more "
+                "memory, more devices, a shorter context, or dtype: bfloat16 on a GPU"
             ) from None
         smaller = attempt.batch_tokens // 2
         self._batch_tokens = attempt.batch_tokens = smaller
@@ -207,53 +253,36 @@ def _any_works(loaded: Loaded, plan: CheckpointPlan, failed: set[int]) -> bool:
     from qkscope.capture.collect import collect_moments
 
     for index in (index for index in plan.documents if index not in failed):
-        alone = _token_batches(plan, Shard(0, (index,)), Attempt(plan.context))
+        alone = _token_batches(Attempt(plan, Shard(0, (index,)), plan.context, restartable=True))
         with suppress(BatchError):
             collect_moments(loaded.model, alone, plan.layout, probe=loaded.probe, stage=plan.study.stage)
             return True
     return False
 
 
-def _culprit(error: BatchError, loaded: Loaded, plan: CheckpointPlan, shard: Shard) -> DocumentFailure:
-    """Which document of a failed batch fails alone."""
+def _failing_document(error: BatchError, loaded: Loaded, attempt: Attempt) -> DocumentFailure:
+    """The document of a failed batch that fails alone."""
     from qkscope.capture.collect import try_document
 
-    for window in plan.corpus.windows(
-        plan.tokenizer, plan.context, [i for i in shard.documents if i in error.documents]
-    ):
+    plan, suspects = attempt.plan, [index for index in attempt.shard.documents if index in error.documents]
+    for window in plan.corpus.windows(plan.tokenizer, plan.context, suspects):
         reason = try_document(loaded.model, window.ids)
         if reason is not None:
             return DocumentFailure.of(window.index, window.name, reason)
     raise error
 
 
-def _token_batches(plan: CheckpointPlan, shard: Shard, attempt: Attempt) -> Iterator[Batch]:
+def _token_batches(attempt: Attempt) -> Iterator[Batch]:
     from qkscope.capture.collect import make_batch
 
-    groups = plan.layout.groups
+    plan, groups = attempt.plan, attempt.plan.layout.groups
     left_out = {skipped["document"] for skipped in attempt.skipped}
-    chosen = [index for index in shard.documents if index not in left_out]
+    chosen = [index for index in attempt.shard.documents if index not in left_out]
     windows = plan.corpus.windows(plan.tokenizer, plan.context, chosen)
     for batch in batches(windows, plan.context, attempt.batch_tokens, groups):
         numbers = [window.index for window in batch]
         of_groups = [number % groups for number in numbers]
         yield make_batch([window.ids for window in batch], of_groups, [window.name for window in batch], numbers)
-
-
-def _sampled(plan: CheckpointPlan) -> ChoosePositions:
-    """Which tokens of each layer a study with a sample sums."""
-
-    def choose(layer: int, batch: Batch) -> Any:
-        return sampled_positions(
-            batch.documents,
-            batch.ids.shape[1],
-            layer=layer,
-            rate=plan.layout.rate,
-            seed=plan.layout.seed,
-            positions=batch.positions,
-        )
-
-    return choose
 
 
 def token_texts(plan: CheckpointPlan) -> Callable[[Any, Any], list[str]]:

@@ -17,21 +17,11 @@ from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.files import write_bytes, write_text
 from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
-from qkscope.results.folder import (
-    PLAN_JSON,
-    QK_CSV,
-    STUDY_YAML,
-    lock_path,
-    moments_path,
-    results_file,
-    running_path,
-    shard_path,
-)
-from qkscope.results.left_out import read_left_out
+from qkscope.results import folder as layout
 from qkscope.results.lock import LockHolder, is_locked, read_holder
-from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.provenance import CheckpointRecord, read_left_out
 from qkscope.run.checkpoint_plan import CheckpointPlan
-from qkscope.run.finished import orphan_line, orphans, read_judgement
+from qkscope.run.finished import orphan_notes, read_judgement
 from qkscope.run.plan import Plan
 from qkscope.study.load import MAX_BYTES, study_text
 from qkscope.study.schema import Name
@@ -78,7 +68,7 @@ def write_study_and_plan(plan: Plan, folder: Path, *, overwrite: bool = False) -
     A study with a series is written with the checkpoints that were found: later, or elsewhere, the series would find
     others.
     """
-    original, copy = plan.file.path, results_file(folder, STUDY_YAML)
+    original, copy = plan.file.path, layout.results_file(folder, layout.STUDY_YAML)
     if original is not None and not (copy.exists() and os.path.samefile(original, copy)):
         if plan.file.expanded:
             about = f"The study of {original.name}, with the checkpoints that its series found; paths are from there."
@@ -103,26 +93,20 @@ def add_to_plan(plan: Plan, folder: Path) -> None:
 
 def _write(folder: Path, study: str, checkpoints: list[dict[str, Any]]) -> None:
     record = {"schema": SCHEMA, "study": study, "checkpoints": checkpoints}
-    write_text(results_file(folder, PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(layout.results_file(folder, layout.PLAN_JSON), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def _planned(plan: CheckpointPlan, folder: Path, overwrite: bool) -> dict[str, Any]:
-    # The fingerprint that finished moments must have: moments that suffice are as good as those of the plan.
+    # Moments that suffice are as good as those of the plan: their fingerprint is the one to expect.
     judged = None if overwrite else read_judgement(plan, folder)
-    suffices = judged is not None and judged.standing == "suffices"
-    return {
-        "name": plan.checkpoint.name,
-        "context": plan.context,
-        "fingerprint": judged.fingerprint if judged is not None and suffices else plan.fingerprint(),
-        "shards": [
-            {"documents": len(shard.documents), "fingerprint": plan.fingerprint(shard)} for shard in plan.shards()
-        ],
-    }
+    own = judged.fingerprint if judged is not None and judged.standing == "suffices" else plan.fingerprint()
+    shards = [{"documents": len(each.documents), "fingerprint": plan.fingerprint(each)} for each in plan.shards()]
+    return {"name": plan.checkpoint.name, "context": plan.context, "fingerprint": own, "shards": shards}
 
 
 def read_plan(folder: Path) -> PlanRecord:
     """Read the plan of a results folder."""
-    path = results_file(folder, PLAN_JSON)
+    path = layout.results_file(folder, layout.PLAN_JSON)
     try:
         record = PlanRecord.model_validate(parse_json(read_bytes(path, MAX_FILE)))
     except Missing:
@@ -193,48 +177,45 @@ class Status:
 def read_status(folder: Path) -> Status:
     """The state of a results folder."""
     record = read_plan(folder)
-    checkpoints = [_checkpoint(folder, each) for each in record.checkpoints]
-    lock, table = lock_path(folder), results_file(folder, QK_CSV)
-    reasons = read_left_out(folder)
-    left_out = {each.name: reasons[each.name] for each in record.checkpoints if each.name in reasons}
-    unowned = orphans((each.name for each in record.checkpoints), folder)
-    notes = [orphan_line(unowned, folder)] if unowned else []
+    names = [each.name for each in record.checkpoints]
+    reasons, lock = read_left_out(folder), layout.results_file(folder, layout.LOCK)
     # `qkscope shard` commands share the folder's lock, which does not show them; each locks its own shard.
     shards = ((each.name, number) for each in record.checkpoints for number in range(len(each.shards)))
-    alive = is_locked(lock) or any(is_locked(running_path(folder, *shard)) for shard in shards)
-    return Status(record.study, checkpoints, alive, read_holder(lock), table.is_file(), left_out, notes)
-
-
-def _checkpoint(folder: Path, record: PlannedCheckpoint) -> CheckpointStatus:
-    documents = sum(shard.documents for shard in record.shards)
-    whole = _made(moments_path(folder, record.name), record.fingerprint)
-    if whole is not None:
-        records = [whole]
-        done, running, finished = len(record.shards), 0, documents
-    else:
-        states = [_shard(folder, record, number, shard) for number, shard in enumerate(record.shards)]
-        records = [made for made, _ in states if made is not None]
-        done, running = len(records), sum(held for _, held in states)
-        finished = sum(
-            shard.documents for shard, (made, _) in zip(record.shards, states, strict=True) if made is not None
-        )
-    return CheckpointStatus(
-        name=record.name,
-        shards=len(record.shards),
-        done=done,
-        running=running,
-        tokens=documents * record.context,
-        tokens_done=finished * record.context,
-        seconds=sum(made.seconds or 0.0 for made in records),
-        skipped=sum(len(made.documents_skipped or []) for made in records),
+    return Status(
+        study=record.study,
+        checkpoints=[_checkpoint(folder, each) for each in record.checkpoints],
+        alive=is_locked(lock) or any(is_locked(layout.running_path(folder, *shard)) for shard in shards),
+        holder=read_holder(lock),
+        tables=layout.results_file(folder, layout.QK_CSV).is_file(),
+        left_out={name: reasons[name] for name in names if name in reasons},
+        notes=orphan_notes(names, folder),
     )
 
 
-def _shard(
-    folder: Path, record: PlannedCheckpoint, number: int, shard: ShardRecord
-) -> tuple[CheckpointRecord | None, bool]:
-    made = _made(shard_path(folder, record.name, number), shard.fingerprint)
-    return made, made is None and is_locked(running_path(folder, record.name, number))
+def _checkpoint(folder: Path, planned: PlannedCheckpoint) -> CheckpointStatus:
+    documents = sum(shard.documents for shard in planned.shards)
+    whole = _made(layout.moments_path(folder, planned.name), planned.fingerprint)
+    if whole is not None:
+        records, running, finished = [whole], 0, documents
+    else:
+        made = [
+            _made(layout.shard_path(folder, planned.name, number), shard.fingerprint)
+            for number, shard in enumerate(planned.shards)
+        ]
+        records = [record for record in made if record is not None]
+        left = [number for number, record in enumerate(made) if record is None]
+        running = sum(is_locked(layout.running_path(folder, planned.name, number)) for number in left)
+        finished = documents - sum(planned.shards[number].documents for number in left)
+    return CheckpointStatus(
+        name=planned.name,
+        shards=len(planned.shards),
+        done=len(records) if whole is None else len(planned.shards),
+        running=running,
+        tokens=documents * planned.context,
+        tokens_done=finished * planned.context,
+        seconds=sum(record.seconds or 0.0 for record in records),
+        skipped=sum(len(record.documents_skipped or []) for record in records),
+    )
 
 
 def _made(path: Path, fingerprint: str) -> CheckpointRecord | None:

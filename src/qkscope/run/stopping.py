@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from qkscope.errors import QkscopeError
 
@@ -26,24 +28,18 @@ class Terminated(KeyboardInterrupt):
     exit_code = 143  # what a shell reports for SIGTERM
 
 
+@dataclass
 class Stop:
     """Whether the run has been asked to stop; engines look before they start another shard."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    asked: bool = False
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise `Terminated` at SIGTERM while the block runs, so that its cleanup happens and the message is printed."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+    with _handling({signal.SIGTERM: _terminate}):
         yield
-        return
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
@@ -54,9 +50,6 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def stoppable(on_interrupt: Callable[[], None]) -> Iterator[Stop]:
     """Listen for the two signals while the block runs; `on_interrupt` is called at the first Ctrl-C."""
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield stop
-        return
 
     def interrupted(signum: int, frame: FrameType | None) -> None:
         if stop.asked:
@@ -64,12 +57,17 @@ def stoppable(on_interrupt: Callable[[], None]) -> Iterator[Stop]:
         stop.asked = True
         on_interrupt()
 
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupted),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _terminate),
-    }
-    try:
+    with _handling({signal.SIGINT: interrupted, signal.SIGTERM: _terminate}):
         yield stop
+
+
+@contextmanager
+def _handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Handle signals while the block runs; only the main thread may set handlers."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if main else {}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -29,16 +29,15 @@ from qkscope.results.folder import (
     refuse_links,
     results_file,
 )
-from qkscope.results.left_out import leave_out
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.provenance import CheckpointRecord, leave_out
 from qkscope.run.arrivals import Arrival, delete_checkpoint, find_arrivals, folder_series, symlink_of
-from qkscope.run.events import Events
+from qkscope.run.engines import CaptureOptions
 from qkscope.run.execute import capture_plan
 from qkscope.run.finished import ROUNDING, changed_settings
 from qkscope.run.models import model_source
-from qkscope.run.options import CaptureOptions
 from qkscope.run.plan import Plan, make_plan
+from qkscope.run.progress import Events
 from qkscope.run.runner import BAD_CHECKPOINT
 from qkscope.run.status import add_to_plan
 from qkscope.study.load import StudyFile, series_in, study_of, study_text

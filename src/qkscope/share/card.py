@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from qkscope._version import __version__
+from qkscope.results.entries import Entry
 from qkscope.results.folder import FIGURES, PROVENANCE_JSON, REPORT_HTML
 from qkscope.results.provenance import one_line
-from qkscope.results.read import Entry, ResultsFolder
+from qkscope.results.read import ResultsFolder
 from qkscope.text import counted
 from qkscope.words.blocks import AnyBlock, Code, Listing, TableBlock, bullet, heading, paragraph, table_of, to_markdown
 

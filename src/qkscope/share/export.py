@@ -45,6 +45,7 @@ from qkscope.results.folder import (
     CARD,
     FIGURE_PNG,
     FIGURE_SVG,
+    FIGURES,
     FILES,
     PLASTICITY_SAMPLED_CSV,
     PROVENANCE_JSON,
@@ -53,14 +54,14 @@ from qkscope.results.folder import (
     TABLES,
     TABLES_JSON,
     entries,
-    figure_folder,
     head_table_path,
+    output_folder,
     results_file,
-    tables_folder,
+    subfolder,
 )
-from qkscope.results.local_paths import PathShortener
 from qkscope.results.read import ResultsFolder, load_results
 from qkscope.share.card import SharedTable, dataset_card
+from qkscope.text import PathShortener
 from qkscope.words.blocks import to_markdown
 
 TEXT = "text"  # the column with tokens of documents
@@ -125,7 +126,7 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
     if not _write_figures(tables, folder, place):
         report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
     shared = [SharedTable(name) for name in _tables_in(place)]
-    shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(tables_folder(place))]
+    shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(subfolder(place, TABLES))]
     if parquet:
         shared = [_write_parquet(table, place) for table in shared]
     write_text(place / CARD, dataset_card(tables.files, shared, files_in(place)))
@@ -213,11 +214,11 @@ def _write_figures(tables: Results, folder: Path, place: Path) -> int:
     written = 0
     for figure in drawable(tables):
         name = folder_name(figure)
-        picture = figure_folder(folder, name) / FIGURE_SVG
+        picture = output_folder(folder, FIGURES, name) / FIGURE_SVG
         if picture.is_file():
-            _copy(picture, figure_folder(place, name) / FIGURE_SVG, LARGEST_FILE)
+            _copy(picture, output_folder(place, FIGURES, name) / FIGURE_SVG, LARGEST_FILE)
             card = to_markdown(figure_card(figure, tables)).replace(BOTH_PICTURES, f"`{FIGURE_SVG}`", 1)
-            write_text(figure_folder(place, name) / CARD, card)
+            write_text(output_folder(place, FIGURES, name) / CARD, card)
             written += 1
     return written
 

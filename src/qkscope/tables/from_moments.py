@@ -1,41 +1,48 @@
-"""From moments files to the tables of every lens and their provenance. No model, no torch."""
+"""From moments files to the tables of every lens, their provenance, and `tables.json`. No model, no torch.
+
+`tables.json` is for whoever reads the tables of heads without qkscope: for each measure its definition and unit, and
+how its standard errors were found; for each table that is not there, why.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 from qkscope.errors import InputError, located
+from qkscope.files import write_text
 from qkscope.kinds import StudyKind, kind_of, kind_sentence, require_kind
-from qkscope.lenses.registry import head_tables
+from qkscope.lenses.base import HeadTable, Measure
+from qkscope.lenses.registry import head_tables, registered
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
-from qkscope.results.environment import environment
-from qkscope.results.folder import (
-    MOMENTS_SUFFIX,
-    STUDY_YAML,
-    head_table_path,
-    moments_path,
-    results_file,
-)
-from qkscope.results.left_out import read_left_out
+from qkscope.results import folder as layout
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, shared_attention, write_provenance
+from qkscope.results.provenance import (
+    SCHEMA,
+    CheckpointRecord,
+    Provenance,
+    environment,
+    read_left_out,
+    shared_attention,
+    write_provenance,
+)
 from qkscope.results.remove import remove_head_table
-from qkscope.results.retired import EARLIER_TABLES
-from qkscope.results.schema import FILES, HEADS_CSV, HEADS_PARQUET
+from qkscope.results.schema import COMPONENTS_TABLE, EARLIER_TABLES, FILES, HEADS, HEADS_CSV, HEADS_PARQUET
 from qkscope.study.load import changed, load_study
 from qkscope.study.rows import COMPONENTS, RowSettings, row_settings
 from qkscope.study.schema import MOST_IN_DETAIL, Study
 from qkscope.study.values import file_safe
-from qkscope.tables.description import write_description
 from qkscope.tables.of_study import write_study_tables
 from qkscope.tables.outdated import remove_outdated
-from qkscope.tables.parts import TablePart, is_joined, join_parts, joined_name, require_same_columns
+from qkscope.tables.parts import TablePart, is_joined, join_parts, joined_path
 from qkscope.tables.workers import TableParts
+
+TABLES_LAYOUT = 3  # of the tables of a results folder; 0.2 had a file per lens
 
 
 class Listener(Protocol):
@@ -64,28 +71,19 @@ def analyze_study(
     `page_follows`: the caller writes the page next, so the old one may stay until then.
     """
     left_out = read_left_out(folder)
-    files = {
-        checkpoint.name: moments_path(folder, checkpoint.name)
-        for checkpoint in study.checkpoints
-        if checkpoint.name not in left_out
-    }
+    names = [checkpoint.name for checkpoint in study.checkpoints if checkpoint.name not in left_out]
+    files = {name: layout.moments_path(folder, name) for name in names}
     if not files:
         name, reason = next(iter(left_out.items()))
         raise InputError(f"{folder}: all checkpoints were left out, the first is {name!r}: {reason}")
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"checkpoint {name!r} has no moments yet ({path}); run `qkscope run` or `qkscope capture`")
-    return write_results(
-        out or folder,
-        files,
-        row_settings(study),
-        events,
-        command,
-        study,
-        left_out,
-        made=made,
-        page_follows=page_follows,
-    )
+    settings, out = row_settings(study), out or folder
+    with TableParts(out, settings, study) if made is None else nullcontext(made) as made:
+        return write_results(
+            out, files, settings, events, command, study, left_out, made=made, page_follows=page_follows
+        )
 
 
 def analyze_folder(
@@ -101,15 +99,10 @@ def analyze_folder(
     kind: StudyKind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
-    study = load_study(results_file(folder, STUDY_YAML)).study
-    changes = {
-        "components": components,
-        "common_window": common_window,
-        "skip_positions": skip_positions,
-        "detail": detail,
-        "kind": kind,
-    }
-    study = changed(study, {key: value for key, value in changes.items() if value is not None})
+    changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions}
+    changes |= {"detail": detail, "kind": kind}
+    given = {key: value for key, value in changes.items() if value is not None}
+    study = changed(load_study(layout.results_file(folder, layout.STUDY_YAML)).study, given)
     _require_own_moments(folder, study)
     with lock_folder(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -118,7 +111,7 @@ def analyze_folder(
 def _require_own_moments(folder: Path, study: Study) -> None:
     """Refuse moments that were renamed from another checkpoint; a new name for the same model is fine."""
     for checkpoint in study.resolved_checkpoints():
-        path = moments_path(folder, checkpoint.name)
+        path = layout.moments_path(folder, checkpoint.name)
         if not path.is_file():
             continue
         with located(str(path)):
@@ -128,8 +121,8 @@ def _require_own_moments(folder: Path, study: Study) -> None:
         if origin.name not in (None, checkpoint.name) and made_from != wanted:
             raise InputError(
                 f"{path}: holds the sums of checkpoint {origin.name!r} ({made_from}), but the study's "
-                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{MOMENTS_SUFFIX}, or run the study "
-                "again"
+                f"{checkpoint.name!r} is {wanted}; rename it back to {origin.name}{layout.MOMENTS_SUFFIX}, or run the "
+                "study again"
             )
 
 
@@ -168,25 +161,20 @@ def analyze_files(
         skip=skip_positions or 0,
         detail=len(files) <= MOST_IN_DETAIL if detail is None else detail,
     )
-    with lock_folder(out):
-        return write_results(out, {name: files[name] for name in ordered}, settings, events, command, kind=kind)
+    with lock_folder(out), TableParts(out, settings) as made:
+        by_name = {name: files[name] for name in ordered}
+        return write_results(out, by_name, settings, events, command, kind=kind, made=made)
 
 
-class _Silent:
+class _Silent(Listener):
     """Hears nothing: in a notebook, tables from sums in memory are made in a moment."""
-
-    def wrote(self, path: str) -> None:
-        """A file is there."""
-
-    def noted(self, message: str) -> None:
-        """Something a reader should know."""
 
 
 def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind | None = None) -> Path:
     """Write moments that are in memory, by the names their rows get, and all their tables into the folder `out`."""
     paths = []
     for name, each in moments.items():
-        path = moments_path(out, _checked_name(out, name))
+        path = layout.moments_path(out, _checked_name(out, name))
         path.parent.mkdir(parents=True, exist_ok=True)
         each.settle()
         sums = {layer: each.layer_moments(layer) for layer in each.layers}
@@ -217,14 +205,9 @@ def natural_order(names: Sequence[str]) -> list[str]:
     A shell sorts letter by letter, which is the order of training only by accident.
     """
     patterns = {name: re.sub(r"\d+", "0", name) for name in names}
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(patterns[name], []).append(name)
-    in_order = {
-        pattern: iter(sorted(group, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]))
-        for pattern, group in groups.items()
-    }
-    return [name for pattern in groups for name in in_order[pattern]]
+    ordered = sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    in_order = {pattern: iter([name for name in ordered if patterns[name] == pattern]) for pattern in patterns.values()}
+    return [next(in_order[patterns[name]]) for name in names]
 
 
 def _checked_name(path: Path, name: str) -> str:
@@ -244,32 +227,39 @@ def write_results(
     study: Study | None = None,
     left_out: Mapping[str, str] | None = None,
     kind: StudyKind | None = None,
-    made: TableParts | None = None,
     *,
+    made: TableParts,
     page_follows: bool = False,
 ) -> Path:
-    """Make each checkpoint's lines, as far as `made` does not have them, and write tables and provenance into `out`.
+    """Make each checkpoint's rows, as far as `made` does not have them, and write tables and provenance into `out`.
 
     Outputs made from other tables, which an earlier run left there, are removed.
     """
-    with ExitStack() as closing:
-        if made is None:
-            made = closing.enter_context(TableParts(out, settings, study))
-        if not settings.detail:
-            events.noted("tables with many rows per head are left out; `detail: true` or analyze --detail writes them")
-        parts = made.of(files)
-        origins = [part.origin for part in parts]
-        read_as = _kind(origins, (study.kind if study else None) or kind, events, aloud=study is None)
-        provenance = {**_provenance(settings, origins, command, study), **read_as}
-        provenance["checkpoints_left_out"] = _left_out(left_out or {}, study)
-        record = Provenance.of(provenance)
-        _join(out, parts, record, events, page_follows)
+    if not settings.detail:
+        events.noted("tables with many rows per head are left out; `detail: true` or analyze --detail writes them")
+    parts = made.of(files)
+    origins = [part.origin for part in parts]
+    stated = (study.kind if study else None) or kind
+    require_kind(stated, [(origin.name or "?", origin.architecture) for origin in origins])
+    read_as = stated or kind_of([origin.run for origin in origins])
+    if study is None and len(origins) > 1:  # otherwise the plan has noted it
+        events.noted(kind_sentence(read_as, len(origins), stated is not None))
+    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
+    reasons = left_out or {}
+    record = Provenance.of(
+        {
+            **_provenance(settings, origins, command, study),
+            "kind": read_as,
+            "kind_stated": stated is not None,
+            "checkpoints_left_out": [{"name": name, "reason": reasons[name]} for name in names if name in reasons],
+        }
+    )
+    _join(out, parts, record, events, page_follows)
     for sentence in shared_attention(origins):
         events.noted(sentence)
-    events.wrote(str(write_description(out, head_tables(), settings)))
-    if all(path.is_file() for path in files.values()):  # a training run may not have kept them
-        for path in write_study_tables(out, files, parts, settings, read_as["kind"]):
-            events.wrote(str(path))
+    events.wrote(str(_write_description(out, head_tables(), settings)))
+    for path in write_study_tables(out, files, parts, settings, read_as):
+        events.wrote(str(path))
     events.wrote(str(write_provenance(out, record)))
     return out
 
@@ -277,9 +267,7 @@ def write_results(
 def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Listener, page_follows: bool) -> None:
     """Write the tables of heads, after removing what does not match them."""
     tables = {name: [part for part in parts if name in part.headers] for part in parts for name in part.headers}
-    for name, having in tables.items():
-        require_same_columns(having, name)
-    paths = {name: head_table_path(out, joined_name(having, name)) for name, having in tables.items()}
+    paths = {name: joined_path(out, having, name) for name, having in tables.items()}
     same = all(is_joined(having, name, paths[name]) for name, having in tables.items())
     removed = remove_outdated(out, record, same_tables=same, page=not page_follows)
     if removed is not None:
@@ -292,21 +280,6 @@ def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Lis
     # An earlier run may have had more detail, vectors, or other contexts, and 0.2 had other tables.
     for file in {*FILES, *EARLIER_TABLES} - {path.name for path in paths.values()}:
         remove_head_table(out, file)
-
-
-def _left_out(reasons: Mapping[str, str], study: Study | None) -> list[dict[str, str]]:
-    """The study's checkpoints that the tables are without."""
-    names = [checkpoint.name for checkpoint in study.checkpoints] if study else []
-    return [{"name": name, "reason": reasons[name]} for name in names if name in reasons]
-
-
-def _kind(origins: list[CheckpointRecord], stated: StudyKind | None, events: Listener, aloud: bool) -> dict[str, Any]:
-    """What the entries are to each other, for the provenance; noted where no plan noted it."""
-    require_kind(stated, [(origin.name or "?", origin.architecture) for origin in origins])
-    kind = stated or kind_of([origin.run for origin in origins])
-    if aloud and len(origins) > 1:
-        events.noted(kind_sentence(kind, len(origins), stated is not None))
-    return {"kind": kind, "kind_stated": stated is not None}
 
 
 def _provenance(
@@ -331,3 +304,51 @@ def _provenance(
         },
         "environment": environment(),
     }
+
+
+# -- tables.json -----------------------------------------------------------------------------------------------
+
+
+def _write_description(folder: Path, sets: Sequence[HeadTable], settings: RowSettings) -> Path:
+    """Write the description of the tables that these sets of measures give."""
+    by_table: dict[str, list[HeadTable]] = {}
+    for each in sets:
+        by_table.setdefault(each.table, []).append(each)
+    tables = {name: _table_description(folder, its, settings) for name, its in by_table.items()}
+    path = layout.results_file(folder, layout.TABLES_JSON)
+    write_text(path, json.dumps({"layout": TABLES_LAYOUT, "tables": tables}, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def _table_description(folder: Path, sets: Sequence[HeadTable], settings: RowSettings) -> dict[str, Any]:
+    name, path = sets[0].table, layout.stored_table(folder, sets[0].table)
+    there = {"file": path.name} if path is not None else {"absent": _why_absent(name, sets, settings)}
+    measures = {column.name: _measure(each, column) for each in sets for column in (*each.columns, *each.judged)}
+    if name == HEADS:  # what follows from component 0 of each head
+        measures |= {each.name: _definition(lens.name, each) for lens in registered() for each in lens.derived}
+    return {**there, "rows": list(sets[0].key), "measures": measures}
+
+
+def _why_absent(name: str, sets: Sequence[HeadTable], settings: RowSettings) -> str:
+    if name == COMPONENTS_TABLE:
+        return "every context is the common window"
+    if all(each.detail for each in sets) and not settings.detail:
+        return "left out: the study's `detail` is false"
+    return "no checkpoint's vectors were kept" if all(each.needs_vectors for each in sets) else "not made"
+
+
+def _measure(measures: HeadTable, column: Measure) -> dict[str, Any]:
+    about = _definition(measures.name, column)
+    about |= {"estimator": measures.estimator} if measures.estimator else {}
+    if column.error is None or column not in measures.columns:
+        return about
+    if measures.own_buckets:
+        return about | {"errors": "jackknife over document groups, covariances of buckets by first order"}
+    if measures.first_order:
+        return about | {"errors": f"jackknife over document groups, {measures.first_order} by first order"}
+    fixed = f", {measures.holds_fixed} fixed" if measures.holds_fixed else ""
+    return about | {"errors": f"jackknife over document groups{fixed}"}
+
+
+def _definition(of: str, column: Measure) -> dict[str, Any]:
+    return {"set": of, "definition": column.definition, **({"unit": column.unit} if column.unit else {})}

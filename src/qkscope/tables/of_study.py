@@ -9,7 +9,6 @@ import pandas as pd
 
 from qkscope.errors import located
 from qkscope.kinds import StudyKind
-from qkscope.lenses.base import StudyBuild
 from qkscope.lenses.registry import study_builds
 from qkscope.lenses.sums import EntrySums, StudySums
 from qkscope.results.csv_files import write_csv
@@ -26,9 +25,6 @@ def write_study_tables(
     out: Path, files: Mapping[str, Path], parts: Sequence[TablePart], settings: RowSettings, kind: StudyKind
 ) -> list[Path]:
     """Write what the lenses say of the study as a whole; tables of an earlier run that no longer apply are removed."""
-    builds, written = study_builds(), []
-    if not builds:
-        return []
     entries = tuple(
         EntrySums(name, path, part.window, part.origin) for (name, path), part in zip(files.items(), parts, strict=True)
     )
@@ -39,31 +35,21 @@ def write_study_tables(
             raise ValueError(f"{out} has no table {name!r}")
         return _row_groups(path, windows) if path.suffix == ".parquet" else _lines(path, list(files), windows)
 
-    study = StudySums(entries, kind, settings, head_table)
-    for each in builds:
-        by_file = _tables(each, study)
+    study, written = StudySums(entries, kind, settings, head_table), []
+    for each in study_builds():
+        made: Mapping[str, pd.DataFrame] = {}
+        wanted = [table.file for table in each.tables if settings.detail or not table.detail]
+        if each.build is not None and kind in each.kinds and len(entries) > 1 and wanted:
+            with located(" and ".join(wanted)):
+                made = each.build(study)
         for table in each.tables:
             path = head_table_path(out, table.file)
-            if table.file in by_file:
-                write_csv(by_file[table.file], path, DIGITS if table.detail else None)
+            if table.file in wanted and table.file in made and not made[table.file].empty:
+                write_csv(made[table.file][list(table.written)], path, DIGITS if table.detail else None)
                 written.append(path)
             else:
                 remove_head_table(out, table.file)
     return written
-
-
-def _tables(each: StudyBuild, study: StudySums) -> dict[str, pd.DataFrame]:
-    """The tables of one build that the study has: exactly the columns that they declare."""
-    wanted = [table for table in each.tables if study.settings.detail or not table.detail]
-    if each.build is None or study.kind not in each.kinds or len(study.entries) < 2 or not wanted:
-        return {}
-    with located(" and ".join(table.file for table in wanted)):
-        made = each.build(study)
-    by_file = {}
-    for table in wanted:
-        if table.file in made and not made[table.file].empty:
-            by_file[table.file] = made[table.file][list(table.written)]
-    return by_file
 
 
 def _row_groups(path: Path, windows: Set[int]) -> Iterator[pd.DataFrame]:

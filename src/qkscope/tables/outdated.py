@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,54 +33,39 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
         before = read_provenance(results_file(folder, PROVENANCE_JSON))
     except TableError:
         before = Provenance()
+    was, will_be = (json.loads(json.dumps(each.to_json(), default=str)) for each in (before, provenance))
     removed: list[str] = []
-    if not same_tables or _shown(before) != _shown(provenance):
+    outcomes: list[str] = []
+    if not same_tables or _shown(was) != _shown(will_be):
         removed += remove_report(folder, sorted({*summary_files(), *LONG_TABLES}), page=page)
-    outcomes = [] if _same_measurements(before, provenance) else remove_outcomes(folder, _written_by_commands())
+    if not _same_measurements(before, provenance) or _analysis(was) != _analysis(will_be):
+        commands = [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV)]
+        outcomes += remove_outcomes(folder, [*commands, PLASTICITY_SAMPLED_CSV])
     if not removed and not outcomes:
         return None
+    # `report.html, 43 in tables/`: single files by name, folders by how much was in them.
+    inside = Counter(name.split("/")[0] for name in (*removed, *outcomes) if "/" in name)
+    alone = [name for name in (*removed, *outcomes) if "/" not in name]
+    counted = ", ".join([*alone, *(f"{count} in {place}/" for place, count in inside.items())])
     again = f"`qkscope report {shlex.quote(str(folder))}` writes the report again"
     others = "; repeat the commands that made the others" if outcomes else ""
-    return f"removed outputs of earlier tables: {_counted([*removed, *outcomes])}. {again}{others}"
+    return f"removed outputs of earlier tables: {counted}. {again}{others}"
 
 
-def _written_by_commands() -> list[str]:
-    return [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV), PLASTICITY_SAMPLED_CSV]
-
-
-def _shown(provenance: Provenance) -> str:
+def _shown(stored: dict[str, Any]) -> list[Any]:
     """What figures and page state of the study, whatever the tables hold."""
-    stored = _plain(provenance)
     checkpoints = [{key: each.get(key) for key in SHOWN} for each in stored.get("checkpoints") or [] if each]
     study = {key: (stored.get("study") or {}).get(key) for key in StudyRecord.model_fields}
-    rest = {key: stored.get(key) for key in ("kind", "analysis", "checkpoints_left_out")}
-    return json.dumps([study, rest, checkpoints], sort_keys=True)
+    return [study, checkpoints, *(stored.get(key) for key in ("kind", "analysis", "checkpoints_left_out"))]
 
 
 def _same_measurements(before: Provenance, after: Provenance) -> bool:
-    """Whether the checkpoints that both have were measured, and analyzed, in the same way."""
+    """Whether the checkpoints that both have were measured in the same way."""
     one, two = before.by_name(), after.by_name()
-    same = all(
-        (one[name].fingerprint, one[name].context) == (two[name].fingerprint, two[name].context)
-        for name in one
-        if name in two
-    )
-    return same and _analysis(before) == _analysis(after)
+    shared = [(one[name], two[name]) for name in one if name in two]
+    return all((a.fingerprint, a.context) == (b.fingerprint, b.context) for a, b in shared)
 
 
-def _analysis(provenance: Provenance) -> dict[str, Any]:
+def _analysis(stored: dict[str, Any]) -> dict[str, Any]:
     """The analysis but for how many components tables keep, on which nothing else depends."""
-    stored: dict[str, Any] = _plain(provenance).get("analysis") or {}
-    return {key: value for key, value in stored.items() if key != "components"}
-
-
-def _plain(provenance: Provenance) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(provenance.to_json(), default=str))
-    return plain
-
-
-def _counted(names: Sequence[str]) -> str:
-    """`report.html, 43 in tables/`: single files by name, folders by how much was in them."""
-    inside = Counter(name.split("/")[0] for name in names if "/" in name)
-    alone = [name for name in names if "/" not in name]
-    return ", ".join([*alone, *(f"{count} in {place}/" for place, count in inside.items())])
+    return {key: value for key, value in (stored.get("analysis") or {}).items() if key != "components"}

@@ -24,11 +24,11 @@ from qkscope.lenses.registry import with_derived
 from qkscope.lenses.rows import checkpoint_rows
 from qkscope.moments.moments import Moments
 from qkscope.results.csv_files import csv_text
+from qkscope.results.folder import head_table_path
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.schema import FACT_COLUMNS, HEADS, LAYER_MEANS, REPLICATES, TABLES, TEXT_COLUMNS, is_parquet
 from qkscope.study.rows import RowSettings
 from qkscope.study.schema import Checkpoint
-from qkscope.tables.origin import longest_window, origin_of
 
 BUFFER = 2**20  # bytes that are copied at a time
 LARGE = 100 * 2**20  # bytes of CSV beyond which `heads` is stored as Parquet: spreadsheets do not open more
@@ -75,24 +75,56 @@ def part_of(moments: Moments, request: PartRequest, sets: Sequence[HeadTable]) -
     headers: dict[str, str] = {}
     with replacing(request.place) as temporary, temporary.open("wb") as file:
         for name in list(rows):
-            headers[name], contents = stored(name, rows.pop(name))
-            start = file.tell()
-            file.write(contents)
+            start, table = file.tell(), rows.pop(name)
+            if is_parquet(name):
+                arrow = arrow_table(name, table)
+                headers[name] = ",".join(arrow.column_names)
+                buffer = io.BytesIO()  # Parquet counts from the start of its file
+                pq.write_table(arrow, buffer, compression=COMPRESSION, row_group_size=max(1, len(table)))
+                file.write(buffer.getvalue())
+            else:
+                headers[name], _, body = csv_text(table, TABLES[name].digits).partition("\n")
+                file.write(body.encode())
             places[name] = start, file.tell()
-    origin = origin_of(request.name, moments, request.checkpoint, longest)
+    origin = _origin(request.name, moments, request.checkpoint, longest)
     return TablePart(request.place, places, headers, origin, longest or moments.layout.context)
 
 
-def stored(name: str, rows: pd.DataFrame) -> tuple[str, bytes]:
-    """Rows of a table as they are stored, and the line with the names of its columns."""
-    if is_parquet(name):
-        table = arrow_table(name, rows)
-        buffer = io.BytesIO()
-        pq.write_table(table, buffer, compression=COMPRESSION, row_group_size=max(1, len(rows)))
-        return ",".join(table.column_names), buffer.getvalue()
-    kind = TABLES.get(name)
-    header, _, body = csv_text(rows, kind.digits if kind else None).partition("\n")
-    return header, body.encode()
+def longest_window(name: str, moments: Moments, checkpoint: Checkpoint | None) -> int | None:
+    """The window that stands for a checkpoint's context where its sums reach further; None where they do not."""
+    wanted, layout = checkpoint.context if checkpoint else None, moments.layout
+    if wanted is None or wanted == layout.context:
+        return None
+    if wanted not in layout.edges:
+        raise InputError(
+            f"checkpoint {name!r} has context {wanted} in the study, but its moments are of context {layout.context} "
+            "and do not answer for that; run the study again"
+        )
+    return wanted
+
+
+def _origin(name: str, moments: Moments, checkpoint: Checkpoint | None, longest: int | None) -> CheckpointRecord:
+    """What produced a checkpoint's rows, by the names the study has for it now.
+
+    What its capture did not record, the sums themselves tell.
+    """
+    from_sums = {
+        "context": moments.layout.context,
+        "skip_positions": moments.layout.skip_positions,
+        "documents": int(moments.documents.max(axis=1).sum()) or None,  # those of old files were not counted
+        "layers": [facts.outline() for facts in moments.layers.values()],
+    }
+    recorded = {key: value for key, value in moments.provenance.items() if value is not None}
+    origin = {**moments.provenance, **from_sums, **recorded, "name": name}
+    if checkpoint is not None:
+        origin.update(name=checkpoint.name, label=checkpoint.label, phase=checkpoint.phase)
+        stated = {name: getattr(checkpoint, name) for name in ("family", "parameters", "tags")}
+        origin.update({name: value for name, value in stated.items() if value is not None})
+        origin.update(step=checkpoint.step, trained_tokens=checkpoint.tokens, run=checkpoint.run)
+    if longest is not None:
+        documents = CheckpointRecord.read(origin).documents or 0
+        origin.update(context=longest, captured_context=moments.layout.context, tokens=documents * longest)
+    return CheckpointRecord.read(origin)
 
 
 def arrow_table(name: str, rows: pd.DataFrame) -> pa.Table:
@@ -120,16 +152,12 @@ def arrow_table(name: str, rows: pd.DataFrame) -> pa.Table:
 # --- a table of all checkpoints -----------------------------------------------------------------------
 
 
-def require_same_columns(parts: Sequence[TablePart], table: str) -> None:
-    """Refuse parts that do not make up one table."""
+def joined_path(folder: Path, parts: Sequence[TablePart], table: str) -> Path:
+    """The file that a table is stored as; parts that do not make up one table are refused."""
     if len({part.headers[table] for part in parts}) > 1:
         raise InputError(f"{table}: not all checkpoints have the same columns; were some captured with other `groups`?")
-
-
-def joined_name(parts: Sequence[TablePart], table: str) -> str:
-    """The file that a table is stored as."""
-    size = sum(end - start for start, end in (part.bytes[table] for part in parts))
-    return f"{table}.parquet" if is_parquet(table) or (table == HEADS and size > LARGE) else f"{table}.csv"
+    large = sum(end - start for start, end in (part.bytes[table] for part in parts)) > LARGE
+    return head_table_path(folder, f"{table}.{'parquet' if is_parquet(table) or (table == HEADS and large) else 'csv'}")
 
 
 def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
@@ -151,12 +179,8 @@ def is_joined(parts: Sequence[TablePart], table: str, path: Path) -> bool:
     if not path.is_file():
         return False
     if path.suffix == ".csv":
-        header = parts[0].headers[table].encode()
-        size = len(header) + 1 + sum(end - start for start, end in (part.bytes[table] for part in parts))
-        if path.stat().st_size != size:
-            return False
         with path.open("rb") as file:
-            return all(file.read(len(data)) == data for data in _lines(parts, table))
+            return all(file.read(len(data)) == data for data in _lines(parts, table)) and not file.read(1)
     try:
         there = pq.ParquetFile(path)
         return there.num_row_groups == len(parts) and all(

@@ -24,7 +24,7 @@ from qkscope.processes import NICENESS, WorkerPool, free_memory
 from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.rows import RowSettings
-from qkscope.study.schema import Checkpoint, Study
+from qkscope.study.schema import Study
 
 if TYPE_CHECKING:
     from qkscope.tables.parts import PartRequest, TablePart
@@ -80,43 +80,43 @@ class TableParts:
         try:
             tables = pickle.dumps(head_tables())
             self._begun[name] = pool.submit(_make_in_worker, self._request(name, moments), tables)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            pass  # a lens whose functions have no importable name, as in a notebook
-        except BrokenProcessPool:
-            pass  # the worker died over an earlier part
+        # A lens whose functions have no importable name, as in a notebook; or the worker died over an earlier part.
+        except (pickle.PicklingError, AttributeError, TypeError, BrokenProcessPool):
+            pass
 
     def _part(self, name: str, path: Path) -> TablePart:
         from qkscope.lenses.registry import head_tables
         from qkscope.tables.parts import make_part
 
-        part = self._from_worker(name) or make_part(self._request(name, path), head_tables())
-        # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
-        return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
-
-    def _from_worker(self, name: str) -> TablePart | None:
-        """The part that a worker made, or None: what failed there is worth another try here, with its own traceback."""
-        if name not in self._begun:
-            return None
-        try:
-            part, messages = self._begun[name].result()
-        except QkscopeError:
-            raise
-        except Exception:
-            return None
+        part, messages = None, []
+        if name in self._begun:
+            try:
+                part, messages = self._begun[name].result()
+            except QkscopeError:
+                raise
+            except Exception:
+                part = None  # worth another try here, with its own traceback
         for message in messages:
             warnings.warn(message, QkscopeWarning, stacklevel=2)
-        return part
+        part = part or make_part(self._request(name, path), head_tables())
+        # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
+        return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
 
     def _request(self, name: str, moments: Path) -> PartRequest:
         from qkscope.tables.parts import PartRequest
 
-        place, settings = parts_path(self._folder, name), replace(self._settings, vectors=_kept(moments, name))
-        return PartRequest(name, moments.resolve(), self._named(name), settings, place.absolute())
-
-    def _named(self, name: str) -> Checkpoint | None:
-        """The study's checkpoint of that name, resolved."""
-        matches = [each for each in self._study.checkpoints if each.name == name] if self._study else []
-        return self._study.resolved(matches[0]) if self._study and matches else None
+        study = self._study
+        checkpoint = next((each for each in study.checkpoints if each.name == name), None) if study else None
+        vectors = None  # where the results folder that has these moments keeps a sample of the checkpoint's vectors
+        if moments.parent.name == MOMENTS and vectors_path(moments.parent.parent, name).is_dir():
+            vectors = vectors_path(moments.parent.parent, name).resolve()
+        return PartRequest(
+            name,
+            moments.resolve(),
+            study.resolved(checkpoint) if study and checkpoint else None,
+            replace(self._settings, vectors=vectors),
+            parts_path(self._folder, name).absolute(),
+        )
 
 
 def _make_in_worker(request: PartRequest, pickled_tables: bytes) -> tuple[TablePart, list[str]]:
@@ -127,14 +127,6 @@ def _make_in_worker(request: PartRequest, pickled_tables: bytes) -> tuple[TableP
         warnings.simplefilter("always", QkscopeWarning)
         part = make_part(request, pickle.loads(pickled_tables))
     return part, [str(each.message) for each in caught if issubclass(each.category, QkscopeWarning)]
-
-
-def _kept(moments: Path, name: str) -> Path | None:
-    """Where the results folder that has these moments keeps a sample of the checkpoint's vectors."""
-    if moments.parent.name != MOMENTS:
-        return None
-    folder = vectors_path(moments.parent.parent, name)
-    return folder.resolve() if folder.is_dir() else None
 
 
 def _worker_count(sizes: Sequence[int]) -> int:

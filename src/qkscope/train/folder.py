@@ -42,7 +42,7 @@ from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import CheckpointRecord
 from qkscope.results.remove import remove_unfinished
 from qkscope.results.schema import HEADS, QK, REPLICATES
-from qkscope.run.events import Events
+from qkscope.run.progress import Events
 from qkscope.study.rows import RowSettings
 from qkscope.study.schema import Study
 from qkscope.tables.workers import TableParts

@@ -29,8 +29,7 @@ from qkscope.capture.backbone import head_ranks, model_limits, text_config
 from qkscope.errors import CaptureError, InputError, QkscopeWarning
 from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout, capture_layout
-from qkscope.results.environment import environment
-from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.provenance import CheckpointRecord, environment
 from qkscope.study.schema import MOST_IN_DETAIL
 from qkscope.train.cost import Clock, Cost
 from qkscope.train.documents import ProbeDocuments, probe_documents

@@ -26,14 +26,13 @@ from qkscope.results.folder import (
     stored_table,
     vectors_path,
 )
-from qkscope.results.left_out import read_left_out
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import CheckpointRecord
+from qkscope.results.provenance import CheckpointRecord, read_left_out
 from qkscope.results.schema import HEADS
 from qkscope.study.load import changed, load_study
 from qkscope.study.schema import Study
 from qkscope.tables.from_moments import Listener
-from qkscope.tables.origin import longest_window
+from qkscope.tables.parts import longest_window
 from qkscope.validation.layout import VectorsError, find_vectors, stored_sample
 from qkscope.validation.plasticity import (
     KEY_PAIRS,

@@ -36,10 +36,9 @@ from qkscope.moments.moments import Moments
 from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import KINDS, Kind
 from qkscope.results.csv_files import csv_text, write_csv
-from qkscope.results.environment import environment
 from qkscope.results.folder import head_table_path
 from qkscope.results.lock import lock_folder
-from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, write_provenance
+from qkscope.results.provenance import SCHEMA, CheckpointRecord, Provenance, environment, write_provenance
 from qkscope.results.remove import remove_head_table
 from qkscope.results.schema import FILES
 from qkscope.study.rows import COMPONENTS

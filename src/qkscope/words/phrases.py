@@ -8,7 +8,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from qkscope.results.read import Entry, one_line
+from qkscope.results.entries import Entry
+from qkscope.results.provenance import one_line
 from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part, largest_contrast
 from qkscope.stats.series import Shape, Trend
 from qkscope.stats.significance import SMALLEST

@@ -37,7 +37,7 @@ from qkscope.lenses.rope.table import FILE as ROPE
 from qkscope.lenses.rotation.table import FILE as ROTATED
 from qkscope.lenses.score.table import FILE as SCORE
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.words.phrases import plus_minus
 
 BIAS = "Position-dominated heads implement a bias by position."

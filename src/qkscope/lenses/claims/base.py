@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from qkscope.lenses.kind_of_layer import kinds_in_order
 from qkscope.lenses.pca import Array
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.means import EVERY_HEAD, HeadPanel, Part
 from qkscope.stats.significance import UNKNOWN_ERROR, Error, Significance, decide, spread

@@ -26,7 +26,7 @@ from qkscope.lenses.kind_of_layer import kinds_in_order, reach_of
 from qkscope.lenses.pca import Array
 from qkscope.lenses.score.table import ADVANTAGE, shares_shown
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.means import HeadPanel, Part
 from qkscope.stats.significance import FEWEST_HEADS, Error, is_significant, spread
 from qkscope.text import counted

@@ -26,7 +26,7 @@ from qkscope.lenses.draws import KEY
 from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity import compared_names
 from qkscope.lenses.views import WindowView
-from qkscope.results.read import Entry
+from qkscope.results.entries import Entry
 from qkscope.stats.jackknife import FEWEST_GROUPS, jackknife_error
 from qkscope.stats.means import Part
 from qkscope.stats.significance import UNKNOWN_ERROR, Error, clustered_error, combined, spread

@@ -11,7 +11,7 @@ from qkscope.lenses.categories import POSITION_DOMINATED
 from qkscope.lenses.draws import FREEDOM
 from qkscope.lenses.rope.split import DOMINATED, EVERY, FILE, PARTS, R_Q
 from qkscope.lenses.views import Results, WindowView
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 from qkscope.stats.significance import SMALLEST, Error, Significance, decide
 from qkscope.words.phrases import plus_minus
 

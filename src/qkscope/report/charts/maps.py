@@ -23,7 +23,7 @@ from qkscope.lenses.kind_of_layer import kind_marks
 from qkscope.lenses.views import Results, WindowView
 from qkscope.report.charts import layout
 from qkscope.report.charts.means import label_depth
-from qkscope.results.read import phase_segments
+from qkscope.results.entries import phase_segments
 from qkscope.words.phrases import number
 
 COLUMNS = 3  # of scatters

@@ -28,7 +28,7 @@ from qkscope.lenses.rope.steps import (
 )
 from qkscope.lenses.views import Results
 from qkscope.report.charts import layout
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 from qkscope.words.phrases import plus_minus, signed
 
 LOOKS = {

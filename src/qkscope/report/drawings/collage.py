@@ -32,11 +32,12 @@ from qkscope.results.csv_files import write_csv
 from qkscope.results.entries import Entries
 from qkscope.results.folder import (
     CARD,
+    COLLAGE,
     COLLAGE_PNG,
     COLLAGE_SVG,
     POINTS_CSV,
-    collage_folder,
     moments_path,
+    output_folder,
     plain_name,
     vectors_path,
 )
@@ -83,7 +84,7 @@ def write_collage(
         raise InputError(
             f"--document {document}: none of its tokens was kept; there are {documents[:8]} … {documents[-1]}"
         )
-    place = out or collage_folder(folder, plain_name(f"{checkpoint}-{'-'.join(axis_names(components))}"))
+    place = out or output_folder(folder, COLLAGE, plain_name(f"{checkpoint}-{'-'.join(axis_names(components))}"))
     write_csv(pd.concat([each.table for each in points], ignore_index=True), place / POINTS_CSV)
     figure = _draw_collage(points, axis_names(components), checkpoint, document)
     style.save_as(figure, place / COLLAGE_PNG, place / COLLAGE_SVG)

@@ -12,19 +12,16 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from qkscope.errors import QkscopeError, QkscopeWarning
 from qkscope.processes import exit_when_closed, starting_processes
-from qkscope.run.engines.base import (
+from qkscope.run.engines import (
     POLL_SECONDS,
     BaseEngine,
-    BaseWorker,
     CrewMember,
     Job,
     LeftOut,
@@ -35,9 +32,9 @@ from qkscope.run.engines.base import (
     Started,
     Task,
     WorkerCrew,
+    pack_plans,
+    unpack_plans,
 )
-from qkscope.run.engines.worker import pack_plans, unpack_plans
-from qkscope.run.options import CaptureOptions
 from qkscope.run.stopping import Stop
 
 SHUTDOWN_SECONDS = 10.0  # that an idle worker gets to end normally
@@ -52,32 +49,26 @@ class LocalEngine(BaseEngine):
 
     def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
         """Run every task of the job."""
-        workers = job.options.placement.workers or 1
-        if workers > 1:
-            size = min(workers, len(job.tasks))
-            _LocalCrew(job, on_report, stop, size).run(size)
-        else:
-            _run_here(job, on_report, stop)
+        workers = min(job.options.placement.workers or 1, len(job.tasks))
+        if (job.options.placement.workers or 1) > 1:
+            _LocalCrew(job, on_report, stop, workers).run(workers)
+            return
+        schedule = Schedule(job.tasks)
 
+        def report(report: Report) -> None:
+            if isinstance(report, LeftOut):
+                schedule.drop(report.checkpoint)
+            on_report(report)
 
-def _run_here(job: Job, on_report: OnReport, stop: Stop) -> None:
-    schedule = Schedule(job.tasks)
-
-    def report(report: Report) -> None:
-        if isinstance(report, LeftOut):
-            schedule.drop(report.checkpoint)
-        on_report(report)
-
-    worker = job.worker(job.plans, job.folder, report, options=job.options)
-    loaded = None
-    try:
-        while not stop.asked and (task := schedule.take(loaded)) is not None:
-            on_report(Started(task.checkpoint))
-            worker.run(task, schedule.following())
-            schedule.finish(task)
-            loaded = task.checkpoint
-    finally:
-        worker.close()
+        worker, loaded = job.worker(job.plans, job.folder, report, options=job.options), None
+        try:
+            while not stop.asked and (task := schedule.take(loaded)) is not None:
+                on_report(Started(task.checkpoint))
+                worker.run(task, schedule.following())
+                schedule.finish(task)
+                loaded = task.checkpoint
+        finally:
+            worker.close()
 
 
 @dataclass
@@ -93,15 +84,14 @@ class _LocalCrew(WorkerCrew[_LocalMember]):
         from qkscope.capture.load import visible_gpus
 
         super().__init__(job, on_report, stop)
-        self._size, self._gpus, self._packed = size, visible_gpus(), pack_plans(job.plans)
+        self._size, self._gpus = size, visible_gpus()
+        self._about = pack_plans(job.plans), job.worker, job.folder.resolve(), job.options
 
     def start(self, number: int) -> _LocalMember:
         context = multiprocessing.get_context("spawn")
         own_end, worker_end = context.Pipe()
-        threads = max(1, (os.cpu_count() or 1) // self._size)
-        share = threads, share_of_gpus(self._gpus, number, self._size)
-        about = self._packed, self.job.worker, self.job.folder.resolve(), self.job.options
-        process = context.Process(target=_serve, args=(worker_end, share, *about), daemon=True)
+        share = max(1, (os.cpu_count() or 1) // self._size), share_of_gpus(self._gpus, number, self._size)
+        process = context.Process(target=_serve, args=(worker_end, share, *self._about), daemon=True)
         with starting_processes():
             process.start()
         worker_end.close()
@@ -127,11 +117,8 @@ class _LocalCrew(WorkerCrew[_LocalMember]):
             ended = f"exit code {code}" if code is None or code >= 0 else f"signal {signal.Signals(-code).name}"
             self.replace(member, f"worker process {member.process.pid} died ({ended})")
             return
-        if message is None:
-            self.finish(member)
-        elif isinstance(message, QkscopeError):
-            self.fail(message)
-            self.finish(member)
+        if message is None or isinstance(message, QkscopeError):
+            self.finish(member, message)
         else:
             self.report(message)
 
@@ -153,14 +140,7 @@ def share_of_gpus(gpus: list[str], number: int, workers: int) -> list[str]:
     return gpus[number * each : (number + 1) * each] if each else [gpus[number % len(gpus)]]
 
 
-def _serve(
-    connection: Connection,
-    share: tuple[int, list[str]],
-    packed: bytes,
-    worker: Callable[..., BaseWorker],
-    folder: Path,
-    options: CaptureOptions,
-) -> None:
+def _serve(connection: Connection, share: tuple[int, list[str]], packed: bytes, worker: Any, *about: Any) -> None:
     """The worker process: run tasks until the run sends None or is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -168,7 +148,13 @@ def _serve(
     from qkscope.capture.load import limit_process
 
     limit_process(*share)
-    _send_warnings(connection)
+
+    def show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, QkscopeWarning):
+            connection.send(Noted(str(message)))
+
+    warnings.showwarning = show_warning
+    folder, options = about
     running = worker(unpack_plans(packed), folder, connection.send, options=options)
     while (message := connection.recv()) is not None:
         try:
@@ -178,11 +164,3 @@ def _serve(
             connection.send(error)
         except Exception as error:  # it may not be picklable
             connection.send(WorkerError("".join(traceback.format_exception(error)).strip()))
-
-
-def _send_warnings(connection: Connection) -> None:
-    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, QkscopeWarning):
-            connection.send(Noted(str(message)))
-
-    warnings.showwarning = show

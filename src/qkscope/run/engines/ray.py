@@ -15,17 +15,17 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkscope.errors import InputError, QkscopeError, QkscopeWarning
 from qkscope.files import write_text
 from qkscope.results.folder import marker_path
-from qkscope.run.engines.base import (
+from qkscope.run.engines import (
     POLL_SECONDS,
     BaseEngine,
-    BaseWorker,
+    CaptureOptions,
     CrewMember,
     Job,
     Noted,
@@ -33,9 +33,9 @@ from qkscope.run.engines.base import (
     Report,
     Task,
     WorkerCrew,
+    pack_plans,
+    unpack_plans,
 )
-from qkscope.run.engines.worker import pack_plans, unpack_plans
-from qkscope.run.options import CaptureOptions, Placement
 from qkscope.run.stopping import Stop
 
 CONNECT_SECONDS = 20.0  # seconds for a cluster to accept a connection
@@ -91,38 +91,29 @@ def _connected(address: str | None, on_report: OnReport) -> Iterator[Any]:
     if address is None and not named:
         _start_own(ray, on_report)
     else:
-        _join(ray, named or str(address), f"RAY_ADDRESS {named}" if named else f"Ray address {address}", on_report)
+        called = f"RAY_ADDRESS {named}" if named else f"Ray address {address}"
+        try:
+            place = _require_answer(named or str(address))
+            slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
+            on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
+            ray.init(address=named or str(address), log_to_driver=False)
+        except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
+            raise InputError(
+                f"{called}: no Ray cluster answers there ({error}). {'Unset it' if named else 'Leave it out'}, and a "
+                "Ray cluster is started on this machine for the run; or start the cluster with `ray start --head`"
+            ) from None
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, address: str, called: str, on_report: OnReport) -> None:
-    try:
-        place = _require_answer(address)
-        slow = "if this takes minutes, the address is not a Ray cluster or the cluster is unhealthy"
-        on_report(Noted(f"connecting to the Ray cluster at {place}; {slow}"))
-        ray.init(address=address, log_to_driver=False)
-    except (OSError, ValueError, RuntimeError) as error:  # OSError: nobody listens, and Ray's own ConnectionError
-        way_out = "Unset it" if called.startswith("RAY_ADDRESS") else "Leave it out"
-        raise InputError(
-            f"{called}: no Ray cluster answers there ({error}). {way_out}, and a Ray cluster is started on this "
-            "machine for the run; or start the cluster with `ray start --head`"
-        ) from None
-
-
 def _start_own(ray: Any, on_report: OnReport) -> None:
     """Without an address a Ray of this run's own is started. Who meant one that runs already should know."""
-    running = None
+    message = "starting a Ray cluster on this machine for this run alone"
     with suppress(OSError, ValueError, RuntimeError):  # there is none
-        running = _require_answer("auto")
-    on_report(
-        Noted(
-            "starting a Ray cluster on this machine for this run alone"
-            + (f"; --ray-address auto would use the one at {running}" if running else "")
-        )
-    )
+        message += f"; --ray-address auto would use the one at {_require_answer('auto')}"
+    on_report(Noted(message))
     try:
         ray.init(address="local", log_to_driver=False, include_dashboard=False)
     except (OSError, ValueError, RuntimeError) as error:
@@ -133,21 +124,16 @@ def _start_own(ray: Any, on_report: OnReport) -> None:
 
 def _require_answer(address: str) -> str:
     """Where an address leads, if somebody listens there; Ray itself would try for many minutes, without a word."""
-    place = _bootstrap_address() if address == "auto" else address
+    place = address
+    if address == "auto":  # after `ray start` it is noted in a file, which a killed cluster leaves
+        from ray._private import services
+
+        with suppress(AttributeError):  # another version of Ray: it will look itself
+            place = str(services.canonicalize_bootstrap_address("auto"))
     host, colon, port = place.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # else Ray says what is wrong with it
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     return place
-
-
-def _bootstrap_address() -> str:
-    """The cluster that `auto` stands for; after `ray start` that is noted in a file, which a killed cluster leaves."""
-    from ray._private import services
-
-    try:
-        return str(services.canonicalize_bootstrap_address("auto"))
-    except AttributeError:  # another version of Ray: it will look itself
-        return "auto"
 
 
 @contextmanager
@@ -165,12 +151,7 @@ def _marked(folder: Path) -> Iterator[Path]:
 class _RayMember(CrewMember):
     actor: Any
     pending: Any  # the reference that the run waits for: readiness, or a task's reports
-    ready: bool = False
-
-    @property
-    def idle(self) -> bool:
-        """Whether it is up and has no task."""
-        return self.ready and self.task is None
+    ready: bool = field(default=False, init=False)
 
 
 class _RayCrew(WorkerCrew[_RayMember]):
@@ -180,8 +161,12 @@ class _RayCrew(WorkerCrew[_RayMember]):
         super().__init__(job, on_report, stop)
         self._ray = ray
         asked = job.options.placement
-        self._gpus = _gpus_per_worker(ray, asked)
-        self._cpus = _cpus_per_worker(ray, self._gpus) if asked.cpus_per_worker is None else asked.cpus_per_worker
+        has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+        self._gpus = float(has_gpus) if asked.gpus_per_worker is None else asked.gpus_per_worker
+        nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        # Without GPUs a worker has a whole node (the smallest there is), for each holds a model.
+        cpus = 1.0 if self._gpus else max(1.0, min((each for each in nodes if each), default=1.0))
+        self._cpus = cpus if asked.cpus_per_worker is None else asked.cpus_per_worker
         plans = ray.put(pack_plans(job.plans))  # once per node, however many workers it has
         self._arguments = (plans, str(marker), job.worker, job.options, max(1, int(self._cpus)))
         self._seconds_alone = 0.0  # without a ready worker
@@ -219,7 +204,7 @@ class _RayCrew(WorkerCrew[_RayMember]):
         try:
             reports: list[Report] = self._ray.get(member.pending)
         except errors.RayTaskError as error:
-            self.fail(_worker_error(error))
+            self.failure = self.failure or _worker_error(error)
         except errors.RayError as error:  # the actor, its node, or what it returned is gone
             if not member.ready:
                 self._count_failed_start(error)
@@ -239,38 +224,20 @@ class _RayCrew(WorkerCrew[_RayMember]):
         if self._failed_starts == 1:
             self.on_report(Noted(f"a Ray worker died before it was ready; starting another: {reason}"))
         if self._failed_starts >= FAILED_STARTS * max(1, len(self.members)):
-            self.fail(
-                QkscopeError(
-                    f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is "
-                    f"kept: check the cluster and run the same command again. The last error: {reason}"
-                )
+            self.failure = self.failure or QkscopeError(
+                f"{self._failed_starts} Ray workers in a row died before they were ready; what is finished is kept: "
+                f"check the cluster and run the same command again. The last error: {reason}"
             )
 
     def _note_no_room(self, heard: bool) -> None:
         """Say when the cluster has no room for any worker, instead of waiting in silence."""
-        if heard or any(member.ready for member in self.members):
-            self._seconds_alone = 0.0
-            return
-        before, self._seconds_alone = self._seconds_alone, self._seconds_alone + POLL_SECONDS
+        before = self._seconds_alone
+        alone = not heard and not any(member.ready for member in self.members)
+        self._seconds_alone = before + POLL_SECONDS if alone else 0.0
         if before < NO_WORKER_SECONDS <= self._seconds_alone:
-            self.on_report(
-                Noted(
-                    f"no worker could start for {NO_WORKER_SECONDS:.0f} s: each needs {self._cpus:g} CPUs and "
-                    f"{self._gpus:g} GPUs, the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
-                )
-            )
-
-
-def _gpus_per_worker(ray: Any, asked: Placement) -> float:
-    if asked.gpus_per_worker is not None:
-        return asked.gpus_per_worker
-    return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
-
-
-def _cpus_per_worker(ray: Any, gpus: float) -> float:
-    """One per GPU; without GPUs a whole node (the smallest there is), for each worker holds a model."""
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    return 1.0 if gpus else max(1.0, min((cpus for cpus in nodes if cpus), default=1.0))
+            needs = f"each needs {self._cpus:g} CPUs and {self._gpus:g} GPUs"
+            there = f"the cluster has {self._ray.cluster_resources()}; waiting for it to grow"
+            self.on_report(Noted(f"no worker could start for {NO_WORKER_SECONDS:.0f} s: {needs}, {there}"))
 
 
 def _worker_error(error: Any) -> QkscopeError:
@@ -288,7 +255,7 @@ class _Actor:
     """The worker's side: one process somewhere in the cluster."""
 
     def __init__(
-        self, packed: bytes, marker: str, worker: Callable[..., BaseWorker], options: CaptureOptions, threads: int
+        self, packed: bytes, marker: str, worker: Callable[..., Any], options: CaptureOptions, threads: int
     ) -> None:
         from qkscope.capture.load import limit_process
 
@@ -300,8 +267,7 @@ class _Actor:
         self._worker = worker(plans, folder, self._reports.append, options=options, shared=self._shared)
 
     def ready(self) -> list[Report]:
-        """Answers once the actor is up."""
-        return []
+        return []  # once the actor is up
 
     def run(self, task: Task, following: int | None) -> list[Report]:
         """Run a task and return all its reports."""
