@@ -71,14 +71,16 @@ def compare_results(
             raise InputError(f"{with_}: is the results folder itself; choose another one to compare it with")
         judged = compare_folders(mine, _load(other), tolerance)
         reference, name, source = shortened(str(other), 200), folder_name(other), "."
-    folder = out or names.comparison_folder(mine.writable_folder, name)
+    folder = out or names.output_folder(mine.writable_folder, names.COMPARISON, name)
     files = [folder / names.COMPARISON_CSV]
     write_csv(judged.cells, files[0])
     if judged.changed is not None:
         files.append(folder / names.CHANGED_HEADS_CSV)
         write_csv(judged.changed, files[-1])
     figure = draw_comparison(mine.study, judged, "Compared with a Reference", shortened(reference, 100))
-    files += [*save_as(figure, folder / names.COMPARISON_PNG, folder / names.COMPARISON_SVG), folder / names.CARD]
+    pictures = folder / names.COMPARISON_PNG, folder / names.COMPARISON_SVG
+    save_as(figure, *pictures)
+    files += [*pictures, folder / names.CARD]
     report, verdict = _report(judged), _verdict(judged)
     card = [
         heading(1, f"{shortened(mine.study.title)}: comparison"),

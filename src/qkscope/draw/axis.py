@@ -15,7 +15,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries
 from qkscope.study.values import short
 
 TITLES = {"step": "training step", "tokens": "training tokens"}

@@ -27,8 +27,7 @@ from qkscope.draw.axis import NumberAxis
 from qkscope.draw.palette import AMBER, BLUE, FAINT, GREY, INK, LINE, PURPLE, RED
 from qkscope.errors import QkscopeWarning
 from qkscope.files import replacing
-from qkscope.results.entries import phase_segments
-from qkscope.results.read import Entries
+from qkscope.results.entries import Entries, phase_segments
 from qkscope.words.phrases import shortened
 
 __all__ = ["AMBER", "BLUE", "FAINT", "GREY", "INK", "LINE", "PURPLE", "RED"]  # next to what is defined here

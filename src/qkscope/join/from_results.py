@@ -16,6 +16,7 @@ import pandas as pd
 
 from qkscope.errors import InputError
 from qkscope.join.inputs import FEWEST, Measures, ModelNote
+from qkscope.lenses.registry import derived, registered
 from qkscope.lenses.views import WindowView, build_tables
 from qkscope.results.entries import listed_names
 from qkscope.results.provenance import same_networks
@@ -85,7 +86,7 @@ def _by_length(own: WindowView, measures: Sequence[str]) -> pd.DataFrame | None:
     limited = has_window(own.windows)
     mixed = limited.groupby(own.windows["model"]).transform(lambda each: each.any() and not each.all())
     rows = own.windows[~(limited & mixed.astype(bool))]
-    means = own.derived(rows).groupby(["model", "window"], sort=False)[names].mean().reset_index()
+    means = derived(rows, registered()).groupby(["model", "window"], sort=False)[names].mean().reset_index()
     return means.rename(columns={"window": "length"}).astype({"length": float})
 
 

@@ -73,7 +73,9 @@ def join_scores(request: JoinRequest, out: Path | None = None) -> JoinOutcome:
     files = [folder / name for name, rows in tables.items() if len(rows)]
     for path in files:
         write_csv(tables[path.name], path)
-    files += [*save_as(draw_join(joined), folder / names.JOIN_PNG, folder / names.JOIN_SVG), folder / names.CARD]
+    pictures = folder / names.JOIN_PNG, folder / names.JOIN_SVG
+    save_as(draw_join(joined), *pictures)
+    files += [*pictures, folder / names.CARD]
     write_text(files[-1], to_markdown(join_card(joined)))
     return JoinOutcome(joined, tuple(terminal_lines(joined)), folder, tuple(files))
 

@@ -22,7 +22,7 @@ from qkscope.lenses.draws import FREEDOM, KEY, OF_COMPONENT_0, draw_tables, grou
 from qkscope.lenses.kind_of_layer import EVERY_KIND, kinds_in_order, part_of
 from qkscope.lenses.registry import derived, registered
 from qkscope.results.csv_files import write_csv
-from qkscope.results.entries import Entry
+from qkscope.results.entries import Entries, Entry
 from qkscope.results.folder import table_path
 from qkscope.results.mapped import (
     NO_ROWS,
@@ -33,7 +33,7 @@ from qkscope.results.mapped import (
     rows_of_entries,
     select_rows,
 )
-from qkscope.results.read import Entries, ResultsFolder, read_named_table, require_numbers
+from qkscope.results.read import ResultsFolder, read_named_table, require_numbers
 from qkscope.results.remove import remove_table
 from qkscope.results.schema import (
     COMPONENTS_TABLE,

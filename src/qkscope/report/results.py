@@ -18,6 +18,7 @@ from qkscope.errors import InputError
 from qkscope.files import as_path
 from qkscope.lenses.base import Figure as Declared
 from qkscope.lenses.long_tables import changes_table, means_table
+from qkscope.lenses.registry import derived, registered
 from qkscope.lenses.views import Results, WindowView, build_tables, summary_file
 from qkscope.page.write import write_page
 from qkscope.report.cards import draw_chart, drawable, figure_card
@@ -65,7 +66,7 @@ class StudyResults(Results):
                 known_window = closest(str(window), sorted(known))
                 raise InputError(f"{self.folder} was not measured at a window of {window}{known_window}")
             # Copied into a block per type: pandas is slow, and warns, where each of hundreds of columns is a block.
-            return self.own.derived(rows[rows["window"] == window].reset_index(drop=True).copy())
+            return derived(rows[rows["window"] == window].reset_index(drop=True).copy(), registered())
         return self._view(window, common).heads.copy()
 
     def means(self, *measures: str) -> pd.DataFrame:
