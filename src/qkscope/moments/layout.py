@@ -21,7 +21,7 @@ from qkscope.moments.second_moments import Kind
 FEWEST_UNROTATED, LARGEST_STEP = 256, 16
 PADDING = -1  # the position of a token that is not part of any document
 # Bounds of what a file may claim; a study is bounded far below (16M tokens, 1024 buckets, 256 groups).
-MAX_CONTEXT, MAX_BUCKETS, MAX_GROUPS, MAX_DIRECTIONS = 2**31, 65_536, 65_536, 1024
+MAX_CONTEXT, MAX_BUCKETS, MAX_GROUPS, MAX_DIRECTIONS, MAX_ROWS = 2**31, 65_536, 65_536, 1024, 65_536
 BOUNDS = {
     "groups": MAX_GROUPS,
     "skip_positions": MAX_CONTEXT,
@@ -30,6 +30,8 @@ BOUNDS = {
     "unrotated_every": MAX_CONTEXT,
     "sketched": MAX_DIRECTIONS,
     "unrotated_sketched": MAX_DIRECTIONS,
+    "rows": MAX_ROWS,
+    "rows_seed": 2**63,
 }
 SKETCHED = 4  # directions of each query head: its PC0 at any window is well within their span
 # Of each head before rotation: PC0 lies in planes that turn slowly, so turned back it hardly leaves its first position.
@@ -49,6 +51,8 @@ class Layout:
     unrotated_every: int = 0  # one token in so many is also summed as it was before rotation; 0: none
     sketched: int = 0  # directions of each query head along which groups keep squares at every window; 0: none
     unrotated_sketched: int = 0  # directions of each head along which groups keep squares before rotation; 0: none
+    rows: int = 0  # queries of each document whose attention is evaluated; 0: none
+    rows_seed: int = 0  # of their positions
 
     def __post_init__(self) -> None:
         if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
