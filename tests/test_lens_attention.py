@@ -72,7 +72,7 @@ def test_distance_share_separates_distance_from_content():
     alone = measured(summed(lambda d: by_distance[None], of), of)["distance_share"][0, 0]
     mixed = measured(summed(lambda d: by_distance[None] + random.normal(size=(1, 64, 64)), of), of)
     content = measured(summed(lambda d: random.normal(size=(1, 64, 64)), of), of)
-    assert alone > 0.95  # bins are not quite distances
+    assert alone > 0.9  # not 1: bins are not quite distances, and rows of a part see different numbers of keys
     assert 0.1 < mixed["distance_share"][0, 0] < 0.8
     assert content["distance_share"][0, 0] < 0.05
 

@@ -83,7 +83,8 @@ class _Placed:
         has_previous = (position >= 1) & (position - 1 >= first)
         self.has = put(np.stack([first == 0, np.ones_like(real), has_previous], axis=-1))
         # Cumulative weight up to and including these positions: the end of each bin, and position 3.
-        self.cumulative = put(np.concatenate([np.maximum(ends - 1, 0), np.full((*position.shape, 1), min(3, tokens - 1))], -1), torch.int64)  # fmt: skip
+        fourth = np.full((*position.shape, 1), min(3, tokens - 1))
+        self.cumulative = put(np.concatenate([np.maximum(ends - 1, 0), fourth], axis=-1), torch.int64)
         self.keys = put(ends[..., :-1] - ends[..., 1:])  # (B, R, bins): visible keys at each distance
         self.weight = put(real)
         self.by_bucket, self.bucket_cells = _cells(bucket * layout.groups + group, real, put)
@@ -162,12 +163,11 @@ class AttentionRunning:
     def _evaluate(self, layers: list[int], placed: _Placed, logits: Tensor, sinks: Tensor | None = None) -> None:
         """Add layers' rows, (layers, B, heads, R, T)."""
         largest = logits.amax(dim=-1)
-        log_weights = torch.log_softmax(logits, dim=-1)
-        weights = log_weights.exp()
-        entropy = -torch.linalg.vecdot(weights, log_weights)
+        weights = torch.softmax(logits, dim=-1)
+        log_sum = largest - weights.amax(dim=-1).log()  # of the exponentials
+        entropy = log_sum - torch.linalg.vecdot(weights, logits)
         unattended = torch.zeros_like(entropy)
         if sinks is not None:
-            log_sum = torch.logsumexp(logits, dim=-1)
             attended = torch.sigmoid(log_sum - sinks[None, None, :, None])
             weights, unattended = weights * attended[..., None], 1.0 - attended
         shape = (*logits.shape[:-1], -1)
