@@ -74,7 +74,7 @@ def test_distance_share_separates_distance_from_content():
     content = measured(summed(lambda d: random.normal(size=(1, 64, 64)), of), of)
     assert alone > 0.9  # not 1: bins are not quite distances, and rows of a part see different numbers of keys
     assert 0.1 < mixed["distance_share"][0, 0] < 0.8
-    assert content["distance_share"][0, 0] < 0.05
+    assert content["distance_share"][0, 0] < 0.1
 
 
 def test_more_documents_do_not_change_distance_share_on_average():
