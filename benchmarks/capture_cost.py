@@ -19,8 +19,8 @@ from common import Found, document_ids, layout_of, load_model, one_document_batc
 
 from qkscope.capture.backbone import evaluation, run_backbone, text_config
 from qkscope.capture.collect import _Collector
-from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
+from qkscope.capture.replay import open_tap
 from qkscope.capture.tap import StopForward
 from qkscope.moments.moments import Moments
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from common import BENCH_PYTHON, ROOT, WORK
 
-# The innermost of these decides; frames look like "add (qkscope/moments/host_arithmetic.py:40)".
+# The innermost of these decides; frames look like "add (qkscope/moments/arithmetic.py:40)".
 PARTS = {
-    "centre (qkscope/moments/host_arithmetic.py": "tap: centring",
-    "run (qkscope/moments/host_arithmetic.py": "tap: products",
+    "centre (qkscope/moments/arithmetic.py": "tap: centring",
+    "run (qkscope/moments/arithmetic.py": "tap: products",
     "_add_squares (": "tap: adding to the sums",
     "_add_to_group (": "tap: adding to the sums",
-    "add (qkscope/moments/host_arithmetic.py": "tap: adding to the sums",
+    "add (qkscope/moments/arithmetic.py": "tap: adding to the sums",
     "_add_unrotated (": "tap: sums at rest",
     "coarse_mean (": "tap: choosing the pivot",
     "observe (qkscope/capture/tap.py": "tap: the rest",

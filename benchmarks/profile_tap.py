@@ -12,7 +12,7 @@ from common import layout_of
 from torch.profiler import ProfilerActivity, profile
 
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.moments import host_arithmetic
+from qkscope.moments import arithmetic
 from qkscope.moments.moments import Moments
 
 
@@ -41,7 +41,7 @@ def main() -> None:
 
     def started(layout):
         moments = Moments(layout, facts)
-        while not options.first and moments.tokens()[0] <= host_arithmetic.FLOAT64_TOKENS:
+        while not options.first and moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
             one_document(moments)
         return moments
 

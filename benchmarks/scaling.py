@@ -15,7 +15,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 from qkscope.capture.blueprint import blueprint
 from qkscope.cli.estimate import cost_rows, duration, limit_lines, scaled
 from qkscope.cost.estimate import ADVICE, CheckpointWork, Cluster, Estimate, estimate, hub_work
-from qkscope.moments.host_arithmetic import FLOAT64_TOKENS, NARROW
+from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.sizes import default_groups, predict_sizes
 from qkscope.study.schema import Study

@@ -42,7 +42,7 @@ PLACES = {
     "planning": [("qkscope.run.execute", "plan_capture")],
     "loading": [("qkscope.capture.load", "load_backbone")],
     "probing": [("qkscope.capture.probe", "probe_model")],
-    FORWARD: [("qkscope.capture.collect", "_run")],
+    FORWARD: [("qkscope.capture.collect", "run_until_seen")],
     "saving": [("qkscope.run.engines.worker", "deliver"), ("qkscope.run.execute", "_accept")],
     "the last tables": [("qkscope.tables.from_moments", "analyze_study")],
 }

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import shared
-from qkscope.capture.config import load_config
 from qkscope.capture.fingerprint import weights_fingerprint
-from qkscope.capture.load import load_backbone
+from qkscope.capture.load import load_backbone, load_config
 from qkscope.capture.source import find_source
 from qkscope.errors import ModelError
 from qkscope.run.execute import run_study

@@ -17,8 +17,9 @@ import qkscope
 from families import FAMILIES, REFUSED, Family, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
 from qkscope.capture.blueprint import blueprint
-from qkscope.capture.prerope import open_tap, prove_pre_rope
+from qkscope.capture.collect import prove_pre_rope
 from qkscope.capture.probe import probe_model
+from qkscope.capture.replay import open_tap
 from qkscope.capture.tap import Tap
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts

@@ -9,8 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from families import tiny
 from qkscope.capture.blueprint import blueprint
-from qkscope.capture.config import load_config
-from qkscope.capture.load import choose_device
+from qkscope.capture.load import choose_device, load_config
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError, QkscopeError, StudyError

@@ -1,7 +1,5 @@
 """Measures that need no component, against brute force from raw vectors, numbers worked out by hand, and properties."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -251,20 +249,6 @@ def test_bucket_means_of_a_replicate_are_those_of_the_documents_left():
     np.testing.assert_allclose(found.mean[1, 2], k[kept, 1, 8:16].mean(axis=(0, 1)), atol=1e-5)
     exact = sums.bucket_means("k")
     np.testing.assert_allclose(exact.mean[0, 1], k[:, 1, 1:8].mean(axis=(0, 1)), atol=1e-12)
-
-
-def test_groups_that_are_not_told_apart_in_buckets_leave_shape_without_an_error():
-    """As in files of schema 1."""
-    moments = captured(*vectors())
-    held = {}
-    for kind, of in moments.layer_moments(0).items():
-        together = {name: getattr(of.crossed, name).sum(axis=1, keepdims=True) for name in ("n", "u", "uu", "x", "xu")}
-        spans = of.groups.sum(axis=2, keepdims=True)
-        held[kind] = replace(of, crossed=replace(of.crossed, **together), groups=spans, sketch=None)
-    old = Moments.from_layers(LAYOUT, [FACTS], {0: held}, {})
-    rows = checkpoint_rows(old, [TABLE], RowSettings(), model="m")[TABLE.table]
-    assert rows[["shape_q_se", "shape_k_se"]].isna().all(axis=None)
-    assert rows[["shape_q", "decode_q_se", "share_k_se"]].notna().all(axis=None)
 
 
 # --- the figure and its card ------------------------------------------------------------------------

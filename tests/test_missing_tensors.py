@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import shared
 from families import FAMILIES, tiny
-from qkscope.capture.config import load_config
-from qkscope.capture.load import load_backbone
+from qkscope.capture.blueprint import require_loaded, require_tensors
+from qkscope.capture.load import load_backbone, load_config
 from qkscope.capture.source import find_source
-from qkscope.capture.tensors import require_loaded, require_tensors
 from qkscope.cli.main import main
 from qkscope.errors import ModelError
 from qkscope.run.events import Events
@@ -107,7 +106,7 @@ def test_what_does_not_fit_is_named_from_headers_and_by_the_loader_alike(untied,
     if case == "one twice":  # the loader keeps the first, and reports nothing
         return
     # The loader itself, should headers ever not decide: the same message, from its report on real weights.
-    monkeypatch.setattr("qkscope.capture.tensors.require_tensors", lambda *_: None)
+    monkeypatch.setattr("qkscope.capture.blueprint.require_tensors", lambda *_: None)
     with pytest.raises(ModelError) as late:
         load_backbone(source, config, device="cpu")
     assert str(late.value) == str(early.value)

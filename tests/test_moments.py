@@ -10,7 +10,7 @@ from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.moments.placement import split_into_pieces
+from qkscope.moments.placement import BatchPlacement
 
 FACTS = LayerFacts(layer=0, q_heads=4, kv_heads=2, head_dim=6)
 LAYOUT = Layout(bucket_edges(32, 8), groups=4)
@@ -131,7 +131,7 @@ def wide(rows, tokens, mean, width=64):
 @pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
 def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
     """1500 tokens in one bucket: products of 32 tokens, with several additions in float64."""
-    monkeypatch.setattr("qkscope.moments.host_arithmetic.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1500), groups=1)
     q = wide(2, 1500, mean).to(dtype)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
@@ -160,7 +160,7 @@ def test_the_first_tokens_are_multiplied_in_float64():
 )
 def test_blocks_grow_as_the_square_root_of_what_was_seen(seen, block):
     """Their rounding, relative to the covariance, goes as block / sqrt(tokens): at most 32 / sqrt(4096) = 1/2."""
-    from qkscope.moments.host_arithmetic import FLOAT64_TOKENS, block_tokens
+    from qkscope.moments.arithmetic import FLOAT64_TOKENS, block_tokens
 
     assert block_tokens(seen) == block
     assert block <= max(32, np.sqrt(seen) / 2)
@@ -183,7 +183,7 @@ def test_long_blocks_lose_nothing_that_counts():
 
 def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens(monkeypatch):
     """Means a thousand times the spread: a pivot ten spreads away would cost float32 products two digits."""
-    monkeypatch.setattr("qkscope.moments.host_arithmetic.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1024, 2048), groups=1)
     q = wide(1, 2048, mean=1000.0)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
@@ -205,7 +205,7 @@ def test_the_pivot_is_not_made_of_first_tokens():
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
     """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""
-    monkeypatch.setattr("qkscope.moments.host_arithmetic.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     q = wide(2, 32, mean=100.0)
     moments = Moments(LAYOUT, [LayerFacts(0, 4, 4, 64)])
     before = torch.get_float32_matmul_precision()
@@ -230,7 +230,7 @@ def test_any_width(width):
 
 
 def test_numbers_too_large_to_square_are_reported(monkeypatch):
-    monkeypatch.setattr("qkscope.moments.host_arithmetic.FLOAT64_TOKENS", 0)
+    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     q = wide(2, 32, mean=0.0)
     bad = q.clone()
     bad[1, 2, 9, 4] = 1e30
@@ -368,7 +368,7 @@ def test_placing_puts_every_token_into_its_bucket_once(context, buckets, skip, r
     ]
     positions = np.array(given_positions)
     counted = np.zeros((3, layout.buckets))
-    for piece in split_into_pieces(layout, positions, groups):
+    for piece in BatchPlacement(layout, positions, tuple(groups)).pieces:
         for offset, bucket in enumerate(range(piece.buckets.start, piece.buckets.stop)):
             counted[piece.group, bucket] += len(piece.steps[offset])
             t = piece.steps[offset] + layout.middles[bucket]

@@ -100,7 +100,7 @@ def test_any_flipped_bit_is_found(tmp_path_factory, where, bit):
 
 def test_another_schema_version(path):
     rewrite(path, lambda metadata: metadata.update(schema="99"))
-    with pytest.raises(MomentsFileError, match="schema '99', this qkscope reads schemas 1 to 3"):
+    with pytest.raises(MomentsFileError, match="schema '99', this qkscope reads schemas 2 to 3"):
         Moments.load(path)
 
 

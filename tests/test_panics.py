@@ -6,8 +6,7 @@ import shutil
 import pytest
 from tokenizers import Tokenizer
 
-from qkscope.capture.config import load_config
-from qkscope.capture.load import load_backbone, load_tokenizer
+from qkscope.capture.load import load_backbone, load_config, load_tokenizer
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import ModelError

@@ -10,9 +10,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from families import FAMILIES, tiny, tokens
 from qkscope.capture.backbone import evaluation, run_backbone, text_backbone
-from qkscope.capture.collect import collect_moments, make_batch
-from qkscope.capture.prerope import PreRopeTap, open_tap, prove_pre_rope
-from qkscope.capture.replay import half_turn, no_rotation
+from qkscope.capture.collect import collect_moments, make_batch, prove_pre_rope
+from qkscope.capture.replay import PreRopeTap, half_turn, no_rotation, open_tap
 from qkscope.errors import CaptureError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout

@@ -13,8 +13,8 @@ from torch import nn
 
 from families import FAMILIES, tiny, tokens
 from qkscope.capture.backbone import evaluation, text_backbone
-from qkscope.capture.prerope import open_tap
 from qkscope.capture.probe import probe_model
+from qkscope.capture.replay import open_tap
 from qkscope.capture.rotation import angles_of, measure_rotations, probed_positions
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.moments.unrotate import rotate

@@ -19,8 +19,7 @@ from markdown_it import MarkdownIt
 
 from families import tiny
 from published_table import invented
-from qkscope.capture.config import load_config
-from qkscope.capture.load import load_backbone
+from qkscope.capture.load import load_backbone, load_config
 from qkscope.capture.source import find_source
 from qkscope.cli.main import main
 from qkscope.errors import DocumentError, InputError, ModelError, QkscopeWarning, StudyError

@@ -17,7 +17,7 @@ from qkscope.errors import ActivationError, InputError
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.sums import layer_sums
 from qkscope.moments import placement
-from qkscope.moments.device_arithmetic import FEW_RUNS
+from qkscope.moments.arithmetic import FEW_RUNS
 from qkscope.moments.layout import Layout, capture_layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.placement import BatchPlacement
@@ -356,7 +356,7 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
 
 def test_sums_without_float64_carry_what_each_addition_rounds_away():
     """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
-    from qkscope.moments.device_arithmetic import add_cells
+    from qkscope.moments.arithmetic import add_cells
     from qkscope.moments.running_sums import RunningSums
 
     state = RunningSums(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))

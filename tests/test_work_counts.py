@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkscope.layers import LayerFacts
-from qkscope.moments import host_arithmetic
+from qkscope.moments import arithmetic
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 
@@ -40,7 +40,7 @@ def warm():
     """Moments of one layer past their float64 start, workspace in place."""
     moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), [LayerFacts(0, Q_HEADS, KV_HEADS, WIDTH)])
     q, k = activations()
-    while moments.tokens()[0] <= host_arithmetic.FLOAT64_TOKENS:
+    while moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
         moments.add(0, q, k)
     return moments
 
@@ -49,7 +49,7 @@ def test_a_layer_takes_two_products_per_block_whatever_its_heads_and_buckets(war
     q, k = activations()
     with Calls() as calls:
         warm.add(0, q, k, groups=3)
-    blocks = (CONTEXT // 16) // host_arithmetic.BLOCK_TOKENS
+    blocks = (CONTEXT // 16) // arithmetic.BLOCK_TOKENS
     assert calls.counts["bmm"] + calls.counts["baddbmm"] == 2 * blocks
     assert calls.counts["sub"] == 2  # queries and keys: the only pass over the vectors besides the products
     assert calls.counts["cat"] == calls.counts["clone"] == 0
@@ -57,11 +57,11 @@ def test_a_layer_takes_two_products_per_block_whatever_its_heads_and_buckets(war
 
 def test_later_tokens_take_fewer_products(warm):
     q, k = activations()
-    while warm.tokens()[0] < host_arithmetic.LONGER_BLOCKS:
+    while warm.tokens()[0] < arithmetic.LONGER_BLOCKS:
         warm.add(0, q, k)
     with Calls() as calls:
         warm.add(0, q, k)
-    assert calls.counts["bmm"] + calls.counts["baddbmm"] == (CONTEXT // 16) // host_arithmetic.BLOCK_TOKENS
+    assert calls.counts["bmm"] + calls.counts["baddbmm"] == (CONTEXT // 16) // arithmetic.BLOCK_TOKENS
 
 
 def test_layers_share_the_plan_of_their_products():

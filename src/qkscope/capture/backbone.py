@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.config import text_part
+from qkscope.capture.load import text_part
 from qkscope.errors import CaptureError
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
-from qkscope.capture.prerope import open_tap, prove_pre_rope
-from qkscope.capture.probe import ProbedModel, attention_kind, probe_model
+from qkscope.capture.probe import ProbedModel, attention_kind, probe_model, probe_tokens, require_identical
+from qkscope.capture.replay import open_tap
 from qkscope.capture.tap import AttentionCall, StopForward, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError, first_line
 from qkscope.layers import LayerFacts, Stage
@@ -96,23 +96,21 @@ def collect_moments(
         for batch in batches:
             collector.start(batch)
             with _named_after_documents(batch):
-                _run(backbone, batch, collector)
+                run_until_seen(backbone, batch, collector.mask)
+                if moments.has_non_finite():  # on a device; a second pass finds the place
+                    collector.locating = True
+                    run_until_seen(backbone, batch, collector.mask)
+                    raise CaptureError("sums on a device are not finite, though every vector is: they overflow float32")
             done(batch)
     _require_all_called(tap, layers)
     moments.require_complete()
     return moments
 
 
-def _run(backbone: nn.Module, batch: Batch, collector: _Collector) -> None:
-    """One forward pass as far as it is needed; what a device saw that is not finite is looked for by a second one."""
-    ids = torch.from_numpy(batch.ids)
+def run_until_seen(backbone: nn.Module, batch: Batch, mask: torch.Tensor | None) -> None:
+    """One forward pass, as far as the tap needs it."""
     with suppress(StopForward):
-        run_backbone(backbone, ids, collector.mask)
-    if collector.moments.has_non_finite():
-        collector.locating = True
-        with suppress(StopForward):
-            run_backbone(backbone, ids, collector.mask)
-        raise CaptureError("sums on the device are not finite, though every query and key is: they overflow float32")
+        run_backbone(backbone, torch.from_numpy(batch.ids), mask)
 
 
 @contextmanager
@@ -123,21 +121,15 @@ def _named_after_documents(batch: Batch) -> Iterator[None]:
     except QkscopeError:
         raise
     except Exception as error:
-        raise _batch_error(batch, error) from error
-
-
-def _batch_error(batch: Batch, error: Exception) -> BatchError:
-    what = f"{type(error).__name__}: {first_line(error)}"
-    if ran_out_of_memory(error):
-        failure: BatchError = OutOfMemory(
-            f"out of memory in a batch of {len(batch.names)} x {batch.ids.shape[1]} tokens"
-        )
-    elif len(batch.names) == 1:
-        return DocumentFailure.of(batch.documents[0], batch.names[0], f"the model fails on it ({what})")
-    else:
-        failure = BatchError(f"the model failed on a batch of documents ({', '.join(batch.names)}): {what}")
-    failure.documents = tuple(batch.documents)
-    return failure
+        what, names = f"{type(error).__name__}: {first_line(error)}", batch.names
+        if ran_out_of_memory(error):
+            failure: BatchError = OutOfMemory(f"out of memory in a batch of {len(names)} x {batch.ids.shape[1]} tokens")
+        elif len(names) == 1:
+            raise DocumentFailure.of(batch.documents[0], names[0], f"the model fails on it ({what})") from error
+        else:
+            failure = BatchError(f"the model failed on a batch of documents ({', '.join(names)}): {what}")
+        failure.documents = tuple(batch.documents)
+        raise failure from error
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -219,3 +211,38 @@ def _require_all_called(tap: Tap, layers: Sequence[LayerFacts]) -> None:
     tokens = {facts.layer: tap.tokens[facts.layer] for facts in layers}
     if len(set(tokens.values())) != 1:
         raise CaptureError(f"layers saw different numbers of tokens (layer: tokens): {tokens}")
+
+
+# -- before rotation ---------------------------------------------------------------------------------------
+
+
+def prove_pre_rope(model: nn.Module, layers: Iterable[LayerFacts]) -> None:
+    """Refuse a model whose pre-RoPE vectors are not what they are called, on a few tokens before the real run.
+
+    Its output must not change; at position 0, and in layers without rotation everywhere, both stages must be equal;
+    in rotary layers some later token must differ.
+    """
+    backbone = text_backbone(model)
+    tokens = probe_tokens(backbone, text_config(model))
+    calls: dict[Stage, dict[int, AttentionCall]] = {"post_rope": {}, "pre_rope": {}}
+    with evaluation(model):
+        untouched = run_backbone(backbone, tokens)
+        for stage, seen in calls.items():
+            with open_tap(backbone, lambda call, seen=seen: seen.__setitem__(call.layer, call), stage):  # type: ignore[misc]
+                require_identical(untouched, run_backbone(backbone, tokens))
+    for facts in layers:
+        after, before = (calls[stage][facts.layer] for stage in calls)
+        for name, rotated, unrotated in (("queries", after.query, before.query), ("keys", after.key, before.key)):
+            where = f"layer {facts.layer} cannot be captured before rotation: its {name}"
+            if not _same(rotated[:, :, 0], unrotated[:, :, 0]):
+                raise CaptureError(f"{where} change at position 0, where a rotation changes nothing")
+            same = _same(rotated, unrotated)
+            if facts.rotary == "nope" and not same:
+                raise CaptureError(f"{where} change although the layer has no rotation")
+            if facts.rotary == "rotary" and same:
+                raise CaptureError(f"{where} stay the same although the layer has a rotation")
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    # NaNs are found, and reported with their place, by the real run.
+    return left.shape == right.shape and torch.equal(left.nan_to_num(0.0), right.nan_to_num(0.0))

@@ -9,10 +9,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkscope.capture.adapter import WEIGHTS, adapter_files
 from qkscope.capture.hub import adapter_folder, fetch_file
 from qkscope.capture.source import ModelSource
-from qkscope.capture.weights import ADAPTER, SAFE, SINGLE, read_header, weight_files
+from qkscope.capture.weights import ADAPTER, ADAPTER_WEIGHTS, SAFE, SINGLE, read_header, weight_files
 
 SAMPLE_BYTES, SAMPLES = 64 * 1024, 64  # of each weight file: distinguishing checkpoints need not read 140 GB
 MAX_TOKENIZER = 256 * 2**20  # bytes in all; the largest vocabularies have 40 MB
@@ -67,7 +66,8 @@ def weights_file_state(source: ModelSource) -> str | None:
 
 def _local_files(source: ModelSource) -> list[Path]:
     """The local files that decide about the numbers: weights, config, trusted code, adapter."""
-    adapter = [] if source.adapter is None or source.adapter_revision else adapter_files(source.adapter)
+    named = None if source.adapter_revision else source.adapter
+    adapter = [] if named is None else [Path(named) / ADAPTER, Path(named) / ADAPTER_WEIGHTS]
     if source.kind == "hub":
         return adapter
     folder = Path(source.location)
@@ -125,15 +125,6 @@ def _places(size: int, samples: int, length: int) -> Iterator[tuple[int, int]]:
 # -- by tensors --------------------------------------------------------------------------------------------
 
 
-class _Tensor(NamedTuple):
-    """Where a tensor lies in a file, and what it is."""
-
-    label: str
-    path: Path
-    start: int
-    length: int
-
-
 class _HubFile(NamedTuple):
     """What is known of a file on the Hub without downloading it."""
 
@@ -171,7 +162,8 @@ class WeightContent:
             return True
         kinds = {self.source.kind, other.source.kind}
         if kinds == {"hub"}:
-            return self.known() and self._hub_digests == other._hub_digests
+            mine, theirs = (sorted(each.digest for each in of._hub_files.values()) for of in (self, other))
+            return self.known() and mine == theirs
         if kinds == {"hub", "local"}:
             hub, local = (self, other) if self.source.kind == "hub" else (other, self)
             return hub._is_copied_to(local)
@@ -197,10 +189,6 @@ class WeightContent:
         complete = set(shards.values()) == {len(shards)}  # the cache may hold some of them
         return {name: stated[name] for name in shards} if complete else {}
 
-    @cached_property
-    def _hub_digests(self) -> list[str]:
-        return sorted(each.digest for each in self._hub_files.values())
-
     def _file_digest(self, path: Path) -> str:
         if path not in self._file_digests:
             size = path.stat().st_size / 1e6
@@ -214,12 +202,13 @@ class WeightContent:
         """A hash of an adapter's tensors and of its config; the Hub states that of its file."""
         source = self.source.adapter_source
         assert source is not None
-        stated = _stated_by_hub(source).get(WEIGHTS) if source.kind == "hub" else None
+        stated = _stated_by_hub(source).get(ADAPTER_WEIGHTS) if source.kind == "hub" else None
         if stated is not None and len(stated.digest) == SHA256_DIGITS:
             return hashlib.sha256(fetch_file(source, ADAPTER).read_bytes() + bytes.fromhex(stated.digest)).hexdigest()
-        about, weights = adapter_files(str(adapter_folder(self.source)))
-        with weights.open("rb") as file:
-            return hashlib.sha256(about.read_bytes() + hashlib.file_digest(file, "sha256").digest()).hexdigest()
+        folder = adapter_folder(self.source)
+        with (folder / ADAPTER_WEIGHTS).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        return hashlib.sha256((folder / ADAPTER).read_bytes() + digest).hexdigest()
 
     @cached_property
     def _sampled(self) -> str:
@@ -232,30 +221,26 @@ class WeightContent:
 
 
 def _hash_tensors(source: ModelSource, places: Callable[[int], Iterator[tuple[int, int]]]) -> str:
-    digest = hashlib.sha256()
-    for tensor in sorted(_tensors(source), key=lambda each: each.label):
-        digest.update(f"{tensor.label} {tensor.length}\n".encode())
-        with tensor.path.open("rb") as file:
-            for offset, length in places(tensor.length):
-                file.seek(tensor.start + offset)
-                digest.update(file.read(length))
-    return digest.hexdigest()
-
-
-def _tensors(source: ModelSource) -> Iterator[_Tensor]:
-    """The tensors of a local source; of a GGUF file, the whole of it."""
-    folder = Path(source.location)
+    """A hash of these places of each tensor of a local source; a GGUF file counts as one."""
+    tensors: list[tuple[str, Path, int, int]] = []  # label, file, offset, length
     if source.gguf_file:
-        path = folder / source.gguf_file
-        yield _Tensor("gguf", path, 0, path.stat().st_size)
-        return
-    for path in weight_files(folder):
-        listed = read_header(path)
+        path = Path(source.location) / source.gguf_file
+        tensors.append(("gguf", path, 0, path.stat().st_size))
+    else:
+        for path in weight_files(Path(source.location)):
+            with path.open("rb") as file:
+                begin = 8 + int.from_bytes(file.read(8), "little")
+            for name, entry in read_header(path).items():
+                start, stop = entry["data_offsets"]
+                tensors.append((f"{name} {entry['dtype']} {entry['shape']}", path, begin + start, stop - start))
+    digest = hashlib.sha256()
+    for label, path, start, length in sorted(tensors, key=lambda each: each[0]):
+        digest.update(f"{label} {length}\n".encode())
         with path.open("rb") as file:
-            begin = 8 + int.from_bytes(file.read(8), "little")
-        for name, entry in listed.items():
-            start, stop = entry["data_offsets"]
-            yield _Tensor(f"{name} {entry['dtype']} {entry['shape']}", path, begin + start, stop - start)
+            for offset, size in places(length):
+                file.seek(start + offset)
+                digest.update(file.read(size))
+    return digest.hexdigest()
 
 
 def _stated_by_hub(source: ModelSource) -> dict[str, _HubFile]:

@@ -10,9 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.adapter import WEIGHTS, read_base_name, require_peft
 from qkscope.capture.source import HUB_ID, ModelSource, no_adapter
-from qkscope.capture.weights import ADAPTER, INDEX, SINGLE, require_safe_index, require_safetensors
+from qkscope.capture.weights import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    INDEX,
+    SINGLE,
+    read_base_name,
+    require_peft,
+    require_safe_index,
+    require_safetensors,
+)
 from qkscope.errors import ModelError, first_line
 
 
@@ -177,8 +185,8 @@ def _adapted(source: ModelSource) -> ModelSource | None:
         raise ModelError(f"{source.adapter}: its base model holds an adapter itself; name a whole model with `base:`")
     require_peft()
     base = source.base or _named_base(exact, config.parent)
-    if not _has_file(exact, WEIGHTS):
-        raise ModelError(f"{exact} has an {ADAPTER} but no {WEIGHTS}; adapters are read from safetensors only")
+    if not _has_file(exact, ADAPTER_WEIGHTS):
+        raise ModelError(f"{exact} has an {ADAPTER} but no {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
     whole = pin_revision(base, "config.json")
     if whole.adapter or whole.kind == "gguf":
         raise ModelError(f"{exact}: its base model, {whole}, is not a folder or repository of whole weights")
@@ -202,7 +210,7 @@ def adapter_folder(source: ModelSource) -> Path:
     if adapter.kind == "local":
         return Path(adapter.location)
     folder = fetch_file(adapter, ADAPTER).parent
-    require_safetensors(fetch_file(adapter, WEIGHTS))
+    require_safetensors(fetch_file(adapter, ADAPTER_WEIGHTS))
     return folder
 
 
@@ -211,7 +219,7 @@ def cached_adapter(source: ModelSource) -> Path | None:
     adapter = source.adapter_source
     if adapter is None or adapter.kind == "local":
         return None if adapter is None else Path(adapter.location)
-    weights = _cached_file(adapter, WEIGHTS)
+    weights = _cached_file(adapter, ADAPTER_WEIGHTS)
     return None if weights is None else weights.parent
 
 

@@ -1,23 +1,176 @@
-"""Load a checkpoint's backbone and tokenizer, safely, on the devices there are."""
+"""Load a checkpoint's config, tokenizer and backbone, safely, on the devices there are.
+
+A config is changed as the study says, and checked against what the study expects.
+"""
 
 from __future__ import annotations
 
+import difflib
 import gc
+import json
+import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from qkscope.capture.adapter import merge_adapter
 from qkscope.capture.gguf import apply_bos_setting, shared_gguf_reader
-from qkscope.capture.hub import adapter_folder, explain_failure, pin_revision, weights_index
+from qkscope.capture.hub import adapter_folder, explain_failure, needs_remote_code, pin_revision, weights_index
 from qkscope.capture.source import ModelSource
+from qkscope.capture.weights import merge_adapter
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
+
+MISSING = object()  # of a config that has no such key; a value may be None
+INDIFFERENT = ("_name_or_path", "transformers_version", "use_cache", "architectures")  # change no number
+# Far above any model: a slip or a trap, which would be found only after minutes of building layers.
+MOST = {"num_hidden_layers": 4096, "num_attention_heads": 10_000, "num_key_value_heads": 10_000, "head_dim": 4096}
+
+
+def load_config(source: ModelSource, overrides: Mapping[str, Any] | None = None) -> Any:
+    """The checkpoint's config with `overrides` applied; failures say what to do."""
+    from transformers import AutoConfig
+
+    try:
+        with shared_gguf_reader(source.gguf_file):
+            config = AutoConfig.from_pretrained(source.location, **source.arguments)
+    except Exception as error:
+        raise explain_failure(source, error) from error
+    # A type that transformers does not know comes back as a bare config whose code lives with the checkpoint.
+    if not source.trust_remote_code and not type(config).__module__.startswith("transformers."):
+        raise needs_remote_code(source)
+    if getattr(config, "auto_map", None) and not source.trust_remote_code:
+        warnings.warn(
+            f"{source} comes with Python code of its own, which is not run: transformers' own {config.model_type!r} "
+            "model is used instead (the checkpoint's own runs if remote code is trusted)",
+            QkscopeWarning,
+            stacklevel=2,
+        )
+    if (named := getattr(config, "transformers_weights", None)) is not None:
+        raise ModelError(
+            f"{source}: its config names a weight file of its own ({str(named)[:80]!r}), which is not read"
+        )
+    _refuse_fetched_kernels(source, config)
+    for key, value in (overrides or {}).items():
+        _override(config, key, value)
+    return config
+
+
+def text_part(config: Any) -> Any:
+    """The config of the text backbone, which multimodal configs nest."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def config_text(config: Any) -> str:
+    """A config as text, equal where nothing differs that changes a number."""
+    relevant = {key: value for key, value in config.to_dict().items() if key not in INDIFFERENT}
+    return json.dumps(relevant, sort_keys=True, default=str)
+
+
+def _refuse_fetched_kernels(source: ModelSource, config: Any) -> None:
+    """Attention and expert kernels named like a repository would be downloaded and run: that is code as well."""
+    for name, value in vars(config).items():
+        if name.endswith("_implementation_internal") and "/" in str(value) and not source.trust_remote_code:
+            raise ModelError(
+                f"{source}: its config asks for the kernel {str(value)[:80]!r}, which is code to be downloaded and is "
+                "not run unless you allow it"
+            ).advised(python="pass trust_remote_code=True if you trust it", command="--trust-remote-code runs it")
+        if isinstance(getattr(value, "model_type", None), str) and hasattr(value, "to_dict"):
+            _refuse_fetched_kernels(source, value)
+
+
+def _require_sane_rope(rope: Any) -> None:
+    """Angles are position / rope_theta ** x: a base of 0, or of no number at all, leaves them undefined."""
+    for key, value in rope.items() if isinstance(rope, Mapping) else ():
+        if isinstance(value, Mapping):  # kinds of layers may have parameters of their own
+            _require_sane_rope(value)
+        elif key in ("rope_theta", "factor") and value is not None:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                raise ModelError(
+                    f"the config has {key} {value!r}, where RoPE needs a positive, finite number; correct its "
+                    "config.json, or set it under `config:`"
+                )
+
+
+def check_config(config: Any, context: int, expect: Mapping[str, Any] | None = None) -> None:
+    """Refuse a config that is not what the study expects, that no model has, or whose maximum is below `context`."""
+    for key, most in MOST.items():
+        value = find_value(config, key)
+        if isinstance(value, int | float) and not 0 <= value <= most:
+            raise ModelError(f"the config has {key} {value!r}, which no model has (at most {most})")
+    text = text_part(config)
+    _require_sane_rope({"rope_theta": getattr(text, "rope_theta", None)})
+    _require_sane_rope(getattr(text, "rope_parameters", None))
+    for key, wanted in (expect or {}).items():
+        value = find_value(config, key)
+        if value is MISSING:
+            raise ModelError(f"expect: the config has no {key!r}{_closest(config, key)}")
+        if not _same(value, wanted):
+            raise ModelError(f"expect: {key} should be {wanted!r} but the loaded config has {value!r}")
+    longest = find_value(config, "max_position_embeddings")
+    if isinstance(longest, int) and context > longest:
+        raise ModelError(
+            f"context {context} is longer than the model's maximum of {longest} positions; shorten it, or raise "
+            "max_position_embeddings (and set RoPE scaling) under `config:`"
+        )
+
+
+def find_value(config: Any, key: str) -> Any:
+    """A config value wherever this transformers version keeps it (the text part, or its RoPE parameters), or MISSING.
+
+    Dotted keys descend. Where layer types have RoPE parameters of their own, the result maps types to values, unless
+    all agree.
+    """
+    text = text_part(config)
+    for holder in (text, config):
+        for part in key.split("."):
+            holder = holder.get(part, MISSING) if isinstance(holder, Mapping) else getattr(holder, part, MISSING)
+        if holder is not MISSING:
+            return holder
+    rope = getattr(text, "rope_parameters", None)
+    if not isinstance(rope, Mapping):
+        return MISSING
+    if key in rope:
+        return rope[key]
+    by_type = {kind: part[key] for kind, part in rope.items() if isinstance(part, Mapping) and key in part}
+    values = list(by_type.values())
+    return by_type if any(value != values[0] for value in values) else next(iter(values), MISSING)
+
+
+def _override(config: Any, key: str, value: Any) -> None:
+    text = text_part(config)
+    rope = getattr(text, "rope_parameters", None)
+    try:
+        if hasattr(text, key) and not callable(getattr(text, key)):
+            old = getattr(text, key)
+            merged = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+            setattr(text, key, merged)
+        elif isinstance(rope, Mapping) and key in rope:
+            text.rope_parameters = {**rope, key: value}
+        else:
+            raise ModelError(f"config: the model's config has no {key!r}{_closest(config, key)}")
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"config: {key} cannot be set to {value!r} ({error})") from None
+
+
+def _closest(config: Any, key: str) -> str:
+    known = [*config.to_dict(), *(getattr(config, "rope_parameters", None) or {})]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _same(actual: Any, wanted: Any) -> bool:
+    if isinstance(actual, int | float) and isinstance(wanted, int | float):
+        return float(actual) == float(wanted)
+    if isinstance(actual, Mapping) and isinstance(wanted, Mapping):
+        return all(key in actual and _same(actual[key], value) for key, value in wanted.items())
+    return bool(actual == wanted)
+
+
+# -- weights -----------------------------------------------------------------------------------------------
 
 
 def choose_device(device: str, *, here: bool = True) -> str:
@@ -37,21 +190,13 @@ def choose_device(device: str, *, here: bool = True) -> str:
         raise ModelError(f"device {device!r} is not one that torch knows; {_devices()}") from None
     if wanted.type == "meta":
         raise ModelError(f"device 'meta' computes nothing; {_devices()}")
-    if here and not _is_here(wanted.type, wanted.index):
-        raise ModelError(f"device {device!r} is not on this machine; {_devices()}")
+    if here and wanted.type != "cpu":
+        backend: Any = torch.backends.mps if wanted.type == "mps" else getattr(torch, wanted.type, None)
+        there = backend is not None and hasattr(backend, "is_available") and backend.is_available()
+        count = backend.device_count() if there and hasattr(backend, "device_count") else int(there)
+        if not there or (wanted.index is not None and wanted.index >= count):
+            raise ModelError(f"device {device!r} is not on this machine; {_devices()}")
     return str(wanted)
-
-
-def _is_here(kind: str, index: int | None) -> bool:
-    import torch
-
-    if kind == "cpu":
-        return True
-    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
-    if backend is None or not hasattr(backend, "is_available") or not backend.is_available():
-        return False
-    count = backend.device_count() if hasattr(backend, "device_count") else 1
-    return index is None or index < count
 
 
 def _devices() -> str:
@@ -91,7 +236,7 @@ def load_backbone(
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
-    from qkscope.capture.tensors import require_loaded, require_tensors
+    from qkscope.capture.blueprint import require_loaded, require_tensors
 
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
@@ -99,7 +244,7 @@ def load_backbone(
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     require_tensors(source, config)
     try:
-        with panics_raised(), shared_gguf_reader(source.gguf_file), _no_bar():
+        with panics_raised(), shared_gguf_reader(source.gguf_file), quiet_loading():
             model, info = (AutoModelForCausalLM if head or source.adapter else AutoModel).from_pretrained(
                 source.location,
                 config=config,
@@ -120,20 +265,30 @@ def load_backbone(
 
 
 @contextmanager
-def _no_bar() -> Iterator[None]:
-    """transformers' bar for each load would stand between the lines of a run's progress; that of downloads stays."""
+def quiet_loading(*, report: bool = True) -> Iterator[None]:
+    """Without transformers' progress bar, which would stand between the lines of a run's progress, or also its report.
+
+    The bar of downloads stays.
+    """
     from transformers.utils import logging
 
     bars: Any = import_module("huggingface_hub.utils")
-    if bars.are_progress_bars_disabled() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    bars.enable_progress_bars()
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    downloads = not bars.are_progress_bars_disabled()
+    if not report:
+        logging.set_verbosity_error()
+    if bar:
+        logging.disable_progress_bar()  # which turns off that of downloads, too
+        if downloads:
+            bars.enable_progress_bars()
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+            if not downloads:
+                bars.disable_progress_bars()
 
 
 def allow_unpickling_custom_configs() -> None:
@@ -166,11 +321,15 @@ def visible_gpus() -> list[str]:
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is not None:
         return [name.strip() for name in asked.split(",") if name.strip()]
+    import torch
+
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def limit_process(threads: int, gpus: list[str]) -> None:
     """Keep to so many threads and these GPUs; before the first use of CUDA."""
+    import torch
+
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     torch.set_num_threads(threads)
@@ -178,6 +337,8 @@ def limit_process(threads: int, gpus: list[str]) -> None:
 
 def release_memory() -> None:
     """Give back what is no longer in use."""
+    import torch
+
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

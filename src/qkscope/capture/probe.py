@@ -14,7 +14,6 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,52 +79,49 @@ def probe_model(model: nn.Module, context: int | None = None, *, some_heads: boo
     """
     if not some_heads:
         require_all_heads(model)
-    backbone = text_backbone(model)
-    tokens = probe_tokens(backbone, text_config(model))
-    calls: dict[int, AttentionCall] = {}
+    backbone, config = text_backbone(model), text_config(model)
+    positions = probed_positions(max(2, context or _longest(config)))
+    tokens, calls = probe_tokens(backbone, config), dict[int, AttentionCall]()
     rotary: dict[int, int | None] = {}
 
     def observe(call: AttentionCall) -> None:
         calls[call.layer] = replace(call, query=call.query.clone(), key=call.key.clone())
         rotary[call.layer] = _dims_turned(tap, call)
 
-    with _failures_explained(), evaluation(model):
-        require_finite_weights(backbone)
-        # First, so that the passes below leave a model whose angles follow the length as they found it.
-        rotations = _rotations(backbone, text_config(model), context)
-        untouched = run_backbone(backbone, tokens)
-        with ReplayTap(backbone, observe) as tap:
-            tapped = run_backbone(backbone, tokens)
-        if not calls:
-            raise CaptureError(never_called_message(model))
-        require_identical(untouched, tapped)
-        if missing := [layer for layer, dims in rotary.items() if dims is None]:
-            shifted = _dims_shifted(backbone, calls, tokens)
-            rotary.update({layer: shifted.get(layer) for layer in missing})
-    return _probe_from(calls, rotary, rotations, text_config(model))
-
-
-def _rotations(backbone: nn.Module, config: Any, context: int | None) -> Rotations:
-    """What each layer's rotation is at this context; a model that fails here may still be captured."""
-    positions = probed_positions(max(2, context or _longest(config) or UNDECLARED))
     try:
-        return measure_rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
-    except Exception as error:
-        return Rotations(
-            {}, {}, f"the model does not run at positions of its own ({type(error).__name__}: {first_line(error)})"
-        )
-
-
-@contextmanager
-def _failures_explained() -> Iterator[None]:
-    """Whatever a model raises on a few tokens is a reason not to capture from it."""
-    try:
-        yield
+        with evaluation(model):
+            require_finite_weights(backbone)
+            # First, so that the passes below leave a model whose angles follow the length as they found it.
+            rotations = _rotations(backbone, _random_tokens(backbone, config, len(positions)), positions)
+            untouched = run_backbone(backbone, tokens)
+            with ReplayTap(backbone, observe) as tap:
+                tapped = run_backbone(backbone, tokens)
+            if not calls:
+                raise CaptureError(never_called_message(model))
+            require_identical(untouched, tapped)
+            if missing := [layer for layer, dims in rotary.items() if dims is None]:
+                shifted = _dims_shifted(backbone, calls, tokens)
+                rotary |= {layer: shifted.get(layer) for layer in missing}
     except QkscopeError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a model raises on a few tokens is a reason not to capture from it
         what = f"{type(error).__name__}: {first_line(error)}"
         raise CaptureError(f"the model fails on {PROBE_TOKENS} tokens ({what})") from error
+    layers = tuple(
+        replace(layer_facts(calls[layer], rotary[layer], config), rotation=rotations.by_layer.get(layer))
+        for layer in sorted(calls)
+    )
+    unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
+    return ProbedModel.of(layers, calls, config, {layer: rotations.why(layer) for layer in unknown})
+
+
+def _rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) -> Rotations:
+    """What each layer's rotation is; a model that fails here may still be captured."""
+    try:
+        return measure_rotations(backbone, tokens, positions)
+    except Exception as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return Rotations({}, {}, f"the model does not run at positions of its own ({what})")
 
 
 def never_called_message(model: nn.Module) -> str:
@@ -139,12 +135,11 @@ def never_called_message(model: nn.Module) -> str:
 
 def probe_tokens(backbone: nn.Module, config: Any) -> Tensor:
     """A few random token ids that the model can take."""
-    return _random_tokens(backbone, config, max(2, min(PROBE_TOKENS, (_longest(config) or UNDECLARED) - SHIFT)))
+    return _random_tokens(backbone, config, max(2, min(PROBE_TOKENS, _longest(config) - SHIFT)))
 
 
-def _longest(config: Any) -> int | None:
-    declared = getattr(config, "max_position_embeddings", None)
-    return int(declared) if declared else None
+def _longest(config: Any) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or UNDECLARED)
 
 
 def _random_tokens(backbone: nn.Module, config: Any, length: int) -> Tensor:
@@ -186,42 +181,32 @@ def _flipped(before: Tensor, after: Tensor) -> int | None:
 
 
 def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: Tensor) -> dict[int, int | None]:
-    """Shift all positions: a rotated coordinate changes, lengths and scores stay; absolute positions change all."""
+    """Shift all positions: a rotated coordinate changes, lengths and scores stay; absolute positions change all.
+
+    Slow planes hardly move over a few positions: a shift shows that a layer is rotary (None), or is not (0).
+    """
     if "position_ids" not in forward_signature(backbone).parameters:
         return {}
     shifted: dict[int, AttentionCall] = {}
     positions = torch.arange(SHIFT, SHIFT + tokens.shape[1], device=tokens.device)[None]
     with Tap(backbone, lambda call: shifted.__setitem__(call.layer, call)):
         call_backbone(backbone, input_ids=tokens, position_ids=positions)
-    return {layer: _changed_by_shift(call, shifted[layer]) for layer, call in calls.items() if layer in shifted}
-
-
-def _changed_by_shift(before: AttentionCall, after: AttentionCall) -> int | None:
-    scale = before.query.norm(dim=-1).max()
-    if not bool(torch.isfinite(scale)):
-        return None  # nothing is known; the real run finds the place
-    lengths_stay = torch.allclose(before.query.norm(dim=-1), after.query.norm(dim=-1), atol=1e-3 * float(scale))
-    if not lengths_stay:
-        return 0  # learned or absolute positions enter through the hidden states, nothing is rotated
-    changed = ((before.query - after.query).abs() > 1e-3 * scale).flatten(0, 2).any(dim=0)
-    # Slow planes hardly move over a few positions: a shift shows that a layer is rotary, not how many coordinates are.
-    return None if bool(changed.any()) else 0
-
-
-def _probe_from(
-    calls: dict[int, AttentionCall], rotary: dict[int, int | None], rotations: Rotations, config: Any
-) -> ProbedModel:
-    layers = tuple(
-        replace(layer_facts(calls[layer], rotary.get(layer), config), rotation=rotations.by_layer.get(layer))
-        for layer in sorted(calls)
-    )
-    unknown = [facts.layer for facts in layers if facts.rotation is None and facts.rotary != "nope"]
-    return ProbedModel.of(layers, calls, config, {layer: rotations.why(layer) for layer in unknown})
+    dims: dict[int, int | None] = {}
+    for layer in calls.keys() & shifted.keys():
+        before, after = calls[layer].query, shifted[layer].query
+        scale = before.norm(dim=-1).max()
+        # Where numbers are not finite nothing is known; the real run finds the place. Where lengths change, learned or
+        # absolute positions enter through the hidden states, and nothing is rotated.
+        stay = torch.allclose(before.norm(dim=-1), after.norm(dim=-1), atol=1e-3 * float(scale))
+        rotary = stay and bool(((before - after).abs() > 1e-3 * scale).any())
+        dims[layer] = None if rotary or not bool(torch.isfinite(scale)) else 0
+    return dims
 
 
 def layer_facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> LayerFacts:
     """The facts that a layer's attention call shows; its rotary coordinates are measured elsewhere."""
     attention, window = attention_kind(call.layer, call.sliding_window, config)
+    scale = call.query.shape[3] ** -0.5 if call.scaling is None else call.scaling
     return LayerFacts(
         layer=call.layer,
         q_heads=call.query.shape[1],
@@ -231,14 +216,9 @@ def layer_facts(call: AttentionCall, rotary_dims: int | None, config: Any) -> La
         rotary_dims=rotary_dims,
         attention=attention,
         attention_window=window,
-        score_scale=_score_scale(call),
+        # What softmax sees q.k times; None where it is no plain number (a learned scale).
+        score_scale=float(scale) if isinstance(scale, int | float) and scale > 0 else None,
     )
-
-
-def _score_scale(call: AttentionCall) -> float | None:
-    """What softmax sees q.k times; None where it is no plain number (a learned scale)."""
-    scale = call.query.shape[3] ** -0.5 if call.scaling is None else call.scaling
-    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
 
 
 def attention_kind(layer: int, sliding_window: int | None, config: Any) -> tuple[AttentionKind, int | None]:
@@ -259,15 +239,19 @@ def attention_kind(layer: int, sliding_window: int | None, config: Any) -> tuple
 
 def require_finite_weights(model: nn.Module) -> None:
     """Refuse a model with NaN or infinite weights; the error names layers, tensors and how many values there are."""
-    bad = [(name, count, each.numel()) for name, each in _suspects(model) if (count := _count_non_finite(each))]
-    if not bad:
-        return
-    named = [f"{_layer(name)}{name} has {count} of {size}" for name, count, size in bad[:LISTED]]
-    more = f", and {len(bad) - LISTED} more tensors have some" if len(bad) > LISTED else ""
-    raise ModelError(
-        f"{sum(count for _, count, _ in bad)} of its weights are NaN or infinite: {', '.join(named)}{more}; its "
-        "training diverged, or its file is damaged"
-    )
+    bad = []
+    for name, tensor in _suspects(model):
+        count = torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).logical_not().sum()
+        if total := int(count.full_tensor() if hasattr(count, "full_tensor") else count):  # over all ranks
+            layer = re.search(r"\.(\d+)\.", f".{name}")
+            where = f"layer {layer[1]}, " if layer else ""
+            bad.append((total, f"{where}{name} has {total} of {tensor.numel()}"))
+    if bad:
+        more = f", and {len(bad) - LISTED} more tensors have some" if len(bad) > LISTED else ""
+        raise ModelError(
+            f"{sum(count for count, _ in bad)} of its weights are NaN or infinite: "
+            f"{', '.join(text for _, text in bad[:LISTED])}{more}; its training diverged, or its file is damaged"
+        )
 
 
 def _suspects(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -314,16 +298,3 @@ def _offloaded(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _is_absent(parameter: Tensor) -> bool:
     return parameter.is_meta and parameter.is_floating_point() and parameter.numel() > 0
-
-
-def _count_non_finite(tensor: Tensor) -> int:
-    wide = tensor.float() if tensor.element_size() == 1 else tensor
-    count = torch.isfinite(wide).logical_not().sum()
-    whole: Tensor = count.full_tensor() if hasattr(count, "full_tensor") else count  # over all ranks
-    return int(whole)
-
-
-def _layer(name: str) -> str:
-    """`layer 3, ` for `layers.3.self_attn.q_proj.weight`."""
-    number = re.search(r"\.(\d+)\.", f".{name}")
-    return f"layer {number[1]}, " if number else ""

@@ -1,16 +1,22 @@
-"""Compute the queries and keys that an attention layer would have with another rotation.
+"""Compute the queries and keys that an attention layer would have with another rotation, or none.
 
 Hooks record which modules that take `position_embeddings` are running, and their inputs. When a call reaches its
 kernel, the innermost of them can be run once more on the same inputs with other embeddings; that second run ends where
 its kernel would start, so it costs the projections only. The real run is not affected: caches are left out, and
 mappings through which layers share keys (Gemma 3n, Gemma 4) are shadowed.
+
+`PreRopeTap` shows each call as it would be with the rotation of position 0 for every token. What else a model does to
+queries and keys stays: a scale that RoPE scaling puts into cos and sin (YaRN), norms and scales after the rotation. So
+vectors before and after rotation differ by the rotation alone.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from qkscope.capture.backbone import forward_signature
-from qkscope.capture.tap import Observer, Tap
+from qkscope.capture.tap import AttentionCall, Observer, Tap
 from qkscope.errors import CaptureError
+from qkscope.layers import Stage
 
 POSITIONS = "position_embeddings"
 
@@ -81,13 +88,25 @@ class ReplayTap(Tap):
         finally:
             self._calling = None
 
+    @property
+    def embeddings(self) -> Any:
+        """The position embeddings that the running layer was given; None where there are none."""
+        return self._running[-1][1].arguments.get(POSITIONS) if self._running else None
+
     def replay(self, change: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
         """The observed call's queries and keys with `change` applied to its layer's position embeddings."""
-        if not self._running or self._running[-1][1].arguments.get(POSITIONS) is None:
+        if self.embeddings is None:
             raise CaptureError("its attention is given no position embeddings")
         module, bound = self._running[-1]
+        again = inspect.BoundArguments(bound.signature, OrderedDict())
+        for name, value in bound.arguments.items():
+            extra = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            private = (
+                {key: self._private(key, of) for key, of in value.items()} if extra else self._private(name, value)
+            )
+            again.arguments[name] = private
+        again.arguments[POSITIONS] = change(self.embeddings)
         depth = len(self._running)
-        again = self._inputs(bound, change(bound.arguments[POSITIONS]))
         self._replaying = True
         try:
             module.forward(*again.args, **again.kwargs)
@@ -100,18 +119,8 @@ class ReplayTap(Tap):
             del self._running[depth:]
         raise CaptureError("its attention, called again on the same inputs, did not reach its kernel")
 
-    def _inputs(self, bound: inspect.BoundArguments, embeddings: Any) -> inspect.BoundArguments:
-        """The same inputs with other embeddings and nothing that the replay could change for the real run."""
-        arguments: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                arguments[name] = {key: self._private(key, argument) for key, argument in value.items()}
-            else:
-                arguments[name] = self._private(name, value)
-        arguments[POSITIONS] = embeddings
-        return inspect.BoundArguments(bound.signature, arguments)
-
     def _private(self, name: str, value: Any) -> Any:
+        """An argument of the real run as a replay may have it: nothing that it could change there."""
         if name == "past_key_values":
             return None  # queries and keys are of the same tokens (the tap checked), so there is no past to miss
         if not isinstance(value, MutableMapping):
@@ -120,6 +129,30 @@ class ReplayTap(Tap):
         for key, item in value.items():
             shadow.setdefault(key, item)
         return shadow
+
+
+class PreRopeTap(ReplayTap):
+    """A tap that shows each call with its rotation left out; the calls themselves stay as they are."""
+
+    def __init__(self, backbone: nn.Module, observer: Observer) -> None:
+        super().__init__(backbone, self._without_rotation)
+        self._shown = observer
+
+    def _without_rotation(self, call: AttentionCall) -> None:
+        try:
+            query, key = self.replay(no_rotation)
+        except CaptureError as error:
+            raise CaptureError(f"layer {call.layer} cannot be captured before rotation: {error}") from None
+        self._shown(replace(call, query=query, key=key))
+
+
+def open_tap(backbone: nn.Module, observer: Observer, stage: Stage = "post_rope") -> Tap:
+    """A tap to enter: `observer` is shown queries and keys as the kernel gets them, or as they were unrotated."""
+    if stage == "post_rope":
+        return Tap(backbone, observer)
+    if stage == "pre_rope":
+        return PreRopeTap(backbone, observer)
+    raise CaptureError(f"stage {stage!r} is neither 'post_rope' nor 'pre_rope'")
 
 
 class _AtKernel(BaseException):
@@ -151,6 +184,7 @@ def no_rotation(embeddings: Any) -> Any:
 def quarter_turn(embeddings: Any, columns: Tensor) -> Any:
     """No rotation, except for a quarter turn by the columns (of cos and sin, or complex) that are marked."""
     parts, _ = _rotation(no_rotation(embeddings))
+    columns = columns.to(parts[0].device)
     if len(parts) == 1:
         return torch.where(columns, parts[0] * 1j, parts[0])
     sines = 0 if bool((parts[0] == 0).all()) else 1

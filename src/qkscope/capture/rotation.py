@@ -10,7 +10,6 @@ few tokens three times per layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +32,7 @@ DIGIT_TOKENS = 4  # tokens that show one digit of the columns' numbers, where th
 ROUNDINGS = 8  # how many roundings of its precision a rotated coordinate may be off, as a share of the largest
 
 Array = NDArray[np.float64]
+_Made = tuple[Any, nn.Module, tuple[Any, ...], dict[str, Any]]  # position embeddings, and the call that made them
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,29 @@ def probed_positions(context: int) -> Tensor:
 
 def measure_rotations(backbone: nn.Module, tokens: Tensor, positions: Tensor) -> Rotations:
     """The rotation of each layer that calls in, measured with these tokens at these positions."""
-    measured = Rotations({}, {})
-    sources = _Sources(backbone)
+    measured, made = Rotations({}, {}), list[_Made]()
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], embeddings: Any) -> None:
+        made.append((embeddings, module, args, kwargs))
 
     def observe(call: AttentionCall) -> None:
         try:
-            measured.by_layer[call.layer] = _MeasuredLayer(tap, call, positions).rotation(sources)
+            measured.by_layer[call.layer] = _MeasuredLayer(tap, call, positions).rotation(made)
         except CaptureError as error:
             measured.unknown[call.layer] = str(error)
 
+    handles = []
+    for module in backbone.modules():
+        names = forward_signature(module).parameters
+        if "position_ids" in names and POSITIONS not in names and module is not backbone:
+            handles.append(module.register_forward_hook(keep, with_kwargs=True))
     arguments = {"use_cache": False} if "use_cache" in forward_signature(backbone).parameters else {}
-    with sources, ReplayTap(backbone, observe) as tap:
-        call_backbone(backbone, input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
+    try:
+        with ReplayTap(backbone, observe) as tap:
+            call_backbone(backbone, input_ids=tokens, position_ids=positions.to(tokens.device)[None], **arguments)
+    finally:
+        for handle in handles:
+            handle.remove()
     return measured
 
 
@@ -77,61 +88,51 @@ class _MeasuredLayer:
 
     def __init__(self, tap: ReplayTap, call: AttentionCall, positions: Tensor) -> None:
         self._tap, self._call, self._positions = tap, call, positions
-        self._embeddings: Any = None
-        query, key = tap.replay(self._keeping_embeddings(no_rotation))
-        self._cos, self._sin = cos_and_sin(self._embeddings)
+        query, key = tap.replay(no_rotation)
+        self._cos, self._sin = cos_and_sin(tap.embeddings)
         if len(self._cos) != len(positions):
             raise CaptureError("its position embeddings are not one row per token")
         self._rotating = (self._sin != 0).any(dim=0)
-        quarter_query, quarter_key = self._quarter_turned(self._rotating)
+        quarter = tap.replay(lambda embeddings: quarter_turn(embeddings, self._rotating))
         # Keys that do not follow this layer's rotation are another layer's (Gemma 3n, Gemma 4).
-        self._own_keys = not (torch.equal(key, quarter_key) and not torch.equal(query, quarter_query))
-        self._unrotated = self._joined(query, key)
-        self._quarter = self._joined(quarter_query, quarter_key)
-        self._close = self._rounding(call.query.dtype)
+        self._own_keys = not (torch.equal(key, quarter[1]) and not torch.equal(query, quarter[0]))
+        self._unrotated, self._quarter = self._joined(query, key), self._joined(*quarter)
+        # How far apart equal coordinates may be: some families norm or rotate in float32 at any precision.
+        eps = max(torch.finfo(each).eps for each in (call.query.dtype, torch.float32))
+        self._largest = float(self._unrotated.abs().max())
+        self._close = ROUNDINGS * eps * self._largest
 
-    def rotation(self, sources: _Sources) -> Rotation | None:
+    def rotation(self, made: list[_Made]) -> Rotation | None:
         """What the layer's rotation is; CaptureError where that cannot be measured."""
         # A norm after the rotation (Llama 4) rounds otherwise when coordinates change places; that is no rotation.
         rotated = (self._unrotated - self._quarter).abs().amax(dim=(0, 1)) > self._close
         if not bool(rotated.any()):
             return None
-        pairs = self._pairs(rotated)
-        columns = self._columns()
+        pairs, columns = self._pairs(rotated), self._columns()
         planes = [columns[first] for first, _ in pairs]
         if planes != [columns[second] for _, second in pairs]:
             raise CaptureError("the coordinates of a plane do not rotate by the same angle")
-        cos, sin = cos_and_sin(sources.finer(self._embeddings))
-        angles, scale = angles_of(
-            cos[:, planes].double().numpy(), sin[:, planes].double().numpy(), self._positions.numpy()
-        )
-        return self._checked(_ordered(pairs, angles, scale))
-
-    def _keeping_embeddings(self, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def noted(embeddings: Any) -> Any:
-            self._embeddings = embeddings
-            return change(embeddings)
-
-        return noted
-
-    def _quarter_turned(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys with a quarter turn by (columns,), or for each token by (tokens, columns)."""
-
-        def change(embeddings: Any) -> Any:
-            part = embeddings if isinstance(embeddings, Tensor) else embeddings[0]
-            return quarter_turn(embeddings, columns.to(part.device))
-
-        return self._tap.replay(change)
+        cos, sin = cos_and_sin(_finer(self._tap.embeddings, made))
+        positions = self._positions.numpy()
+        angles, scale = angles_of(cos[:, planes].double().numpy(), sin[:, planes].double().numpy(), positions)
+        # Planes by their lowest coordinate, each with its coordinates in the order that makes the angle positive.
+        order = sorted(range(len(pairs)), key=lambda plane: min(pairs[plane]))
+        forwards = [pairs[plane] if angles[plane] > 0 else pairs[plane][::-1] for plane in order]
+        sizes = tuple(abs(float(angles[plane])) for plane in order)
+        rotation = Rotation(tuple((first, second) for first, second in forwards), sizes, scale)
+        # Does it take the unrotated vectors to those that the kernel got?
+        got = rotate(self._unrotated, rotation, positions)
+        off = float((got - self._joined(self._call.query, self._call.key)).abs().max())
+        # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
+        angle = max(sizes) * float(self._positions.max())
+        if off > self._close + ROUNDINGS * torch.finfo(torch.float32).eps * angle * self._largest:
+            raise CaptureError(f"its rotation, as measured, gives queries and keys that are off by {off:.3g}")
+        return rotation
 
     def _joined(self, query: Tensor, key: Tensor) -> Tensor:
         """(heads, tokens, width): all heads below each other."""
         vectors = (query, key) if self._own_keys else (query,)
         return torch.cat([each.flatten(0, 1).cpu().double() for each in vectors])
-
-    def _rounding(self, dtype: torch.dtype) -> float:
-        """How far apart equal coordinates may be: some families norm or rotate in float32 at any precision."""
-        eps = max(torch.finfo(each).eps for each in (dtype, torch.float32))
-        return ROUNDINGS * eps * float(self._unrotated.abs().max())
 
     def _pairs(self, rotated: Tensor) -> list[tuple[int, int]]:
         """The planes: a quarter turn takes the first coordinate to the second, and minus the second to the first."""
@@ -166,86 +167,34 @@ class _MeasuredLayer:
         for begin in range(0, digits, at_once):
             shown = begin + torch.arange(tokens) % at_once
             marked = self._rotating & (numbers >> shown[:, None] & 1).bool()
-            some = self._joined(*self._quarter_turned(marked))
+            some = self._joined(*self._tap.replay(lambda embeddings, by=marked: quarter_turn(embeddings, by)))
             for digit in range(begin, min(begin + at_once, digits)):
                 here = [each[:, shown == digit] for each in (some, self._quarter, self._unrotated)]
                 nearer = (here[0] - here[1]).abs().amax(dim=(0, 1)) < (here[0] - here[2]).abs().amax(dim=(0, 1))
                 columns += nearer.long() << digit
         return [int(column) for column in columns]
 
-    def _checked(self, rotation: Rotation) -> Rotation:
-        """The rotation, if it takes the unrotated vectors to those that the kernel got."""
-        got = rotate(self._unrotated, rotation, self._positions.numpy())
-        off = float((got - self._joined(self._call.query, self._call.key)).abs().max())
-        # Whatever the model's precision, cos and sin are of angle x position in float32, off by a rounding of that.
-        angle = max(rotation.angles) * float(self._positions.max())
-        rounding = ROUNDINGS * torch.finfo(torch.float32).eps * angle * float(self._unrotated.abs().max())
-        if off > self._close + rounding:
-            raise CaptureError(f"its rotation, as measured, gives queries and keys that are off by {off:.3g}")
-        return rotation
 
+def _finer(embeddings: Any, made: list[_Made]) -> Any:
+    """The same embeddings in float32, if they are coarser and the module that made them can compute them so."""
 
-def _ordered(pairs: list[tuple[int, int]], angles: NDArray[np.float64], scale: float) -> Rotation:
-    """Planes by their lowest coordinate, each with its coordinates in the order that makes the angle positive."""
-    forwards = [pair if angle > 0 else pair[::-1] for pair, angle in zip(pairs, angles, strict=True)]
-    order = sorted(range(len(pairs)), key=lambda plane: min(pairs[plane]))
-    return Rotation(
-        tuple((forwards[plane][0], forwards[plane][1]) for plane in order),
-        tuple(abs(float(angles[plane])) for plane in order),
-        scale,
-    )
+    def parts(of: Any) -> list[Tensor]:
+        return [part for part in (of if isinstance(of, tuple | list) else [of]) if isinstance(part, Tensor)]
 
+    def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+        same = len(left) == len(right) and all(a.shape == b.shape for a, b in zip(left, right, strict=True))
+        return same and all(torch.equal(a.to(b.device), b) for a, b in zip(left, right, strict=True))
 
-class _Sources:
-    """The modules that make position embeddings, to compute a half-precision model's again in float32."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        self._backbone = backbone
-        self._made: list[tuple[Any, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> _Sources:
-        for module in self._backbone.modules():
-            names = forward_signature(module).parameters
-            if "position_ids" in names and POSITIONS not in names and module is not self._backbone:
-                self._handles.append(module.register_forward_hook(self._keep, with_kwargs=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._made.clear()
-
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        self._made.append((made, module, args, kwargs))
-
-    def finer(self, embeddings: Any) -> Any:
-        """The same embeddings in float32, if they are coarser and the module that made them can compute them so."""
-        parts = _parts(embeddings)
-        if parts[0].is_complex() or torch.finfo(parts[0].dtype).eps <= torch.finfo(torch.float32).eps:
-            return embeddings
-        for made, module, args, kwargs in self._made:
-            if _equal(_parts(made), parts):
-                again = module.forward(*map(_float, args), **{name: _float(value) for name, value in kwargs.items()})
-                if _equal([part.to(parts[0].dtype) for part in _parts(again)], parts):
-                    return again
+    coarse = parts(embeddings)
+    if coarse[0].is_complex() or torch.finfo(coarse[0].dtype).eps <= torch.finfo(torch.float32).eps:
         return embeddings
-
-
-def _parts(embeddings: Any) -> list[Tensor]:
-    parts = embeddings if isinstance(embeddings, tuple | list) else [embeddings]
-    return [part for part in parts if isinstance(part, Tensor)]
-
-
-def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(
-        one.shape == other.shape and torch.equal(one.to(other.device), other)
-        for one, other in zip(left, right, strict=True)
-    )
-
-
-def _float(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    for known, module, args, kwargs in made:
+        if equal(parts(known), coarse):
+            wide = lambda of: of.float() if isinstance(of, Tensor) and of.is_floating_point() else of  # noqa: E731
+            again = module.forward(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+            if equal([part.to(coarse[0].dtype) for part in parts(again)], coarse):
+                return again
+    return embeddings
 
 
 # -- angles from cos and sin -------------------------------------------------------------------------------
@@ -256,43 +205,28 @@ def angles_of(cos: Array, sin: Array, positions: NDArray[np.int64]) -> tuple[Arr
 
     `cos` and `sin` are (positions, planes); positions start with 0, 1 and none is more than twice the one before.
     """
-    scale = float(cos[0].max())
-    table, product = _roundings(cos, sin)
+    scale, both = float(cos[0].max()), np.concatenate([cos, sin])
+    # The relative rounding of the table, and of the product of angle and position that it was made from.
+    table = product = DOUBLE
+    if np.array_equal(both, both.astype(np.float32)):
+        bits = both.astype(np.float32).view(np.uint32)
+        table, product = (SINGLE if (bits & 0x1FFF).any() else HALF), SINGLE  # half precision: the last 13 are empty
     if np.abs(np.hypot(cos, sin) / scale - 1).max() > TABLE_ROUNDINGS * table:
         raise CaptureError("its cos and sin do not have one scale for all planes and positions")
     t = positions[1:, None].astype(np.float64)
-    phases = _unwrapped(np.arctan2(sin, cos)[1:], t)
+    phases = np.arctan2(sin, cos)[1:]
+    for place in range(1, len(t)):  # add multiples of 2π, so that each is near what the ones before predict
+        expected = phases[place - 1] / t[place - 1] * t[place]
+        phases[place] += 2 * np.pi * np.round((expected - phases[place]) / (2 * np.pi))
     angle = np.abs(phases[-1] / t[-1]) * t
     noise = table * np.minimum(1.0, angle) + product * angle
     weights = (t / noise) ** 2
     fitted = (weights * phases / t).sum(axis=0) / weights.sum(axis=0)
-    angles = _as_stored(fitted, phases, positions[1:], TABLE_ROUNDINGS * table * np.minimum(1.0, angle))
+    # The float32 numbers nearby where they explain the phases, so that angles do not depend on context or device.
+    single = fitted.astype(np.float32).astype(np.float64)
+    off = np.abs(phases - rotation_angles(single, positions[1:]))
+    angles = np.where((off <= TABLE_ROUNDINGS * table * np.minimum(1.0, angle)).all(axis=0), single, fitted)
     allowed = TABLE_ROUNDINGS * (max(table, SINGLE) + SINGLE * angle)
     if (np.abs(phases - rotation_angles(angles, positions[1:])) > allowed).any():
         raise CaptureError("its angles do not grow in proportion to position")
     return angles, scale
-
-
-def _roundings(cos: Array, sin: Array) -> tuple[float, float]:
-    """The relative rounding of the table, and of the product of angle and position that it was made from."""
-    both = np.concatenate([cos, sin])
-    if not np.array_equal(both, both.astype(np.float32)):
-        return DOUBLE, DOUBLE
-    bits = both.astype(np.float32).view(np.uint32)
-    return (SINGLE if (bits & 0x1FFF).any() else HALF), SINGLE  # float16 and bfloat16 leave the last 13 bits empty
-
-
-def _unwrapped(phases: Array, t: Array) -> Array:
-    """Phases with multiples of 2π added, so that each is near what the ones before predict."""
-    unwrapped = phases.copy()
-    for place in range(1, len(t)):
-        expected = unwrapped[place - 1] / t[place - 1] * t[place]
-        unwrapped[place] += 2 * np.pi * np.round((expected - phases[place]) / (2 * np.pi))
-    return unwrapped
-
-
-def _as_stored(fitted: Array, phases: Array, positions: NDArray[np.int64], allowed: Array) -> Array:
-    """The float32 numbers nearby where they explain the phases, so that angles do not depend on context or device."""
-    single = fitted.astype(np.float32).astype(np.float64)
-    explained = (np.abs(phases - rotation_angles(single, positions)) <= allowed).all(axis=0)
-    return np.where(explained, single, fitted)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.capture.adapter import is_adapter, require_base_name, require_peft
 from qkscope.capture.gguf import require_gguf_reader
-from qkscope.capture.weights import require_safe_weights, require_tokenizer
+from qkscope.capture.weights import ADAPTER, require_base_name, require_peft, require_safe_weights, require_tokenizer
 from qkscope.errors import ModelError, located
 
 SourceRole = Literal["model", "tokenizer"]
@@ -94,7 +93,7 @@ def find_source(
             raise ModelError(f"there is no GGUF file {path}{_closest(model, path)}")
         require_gguf_reader()
         return ModelSource("gguf", str(path.parent.resolve()), gguf_file=path.name, trust_remote_code=trust_remote_code)
-    if is_dir and role == "model" and is_adapter(path):
+    if is_dir and role == "model" and (path / ADAPTER).is_file():
         return _adapted(path, base, folder, trust_remote_code)
     if any(base) and (is_dir or is_file):
         raise no_adapter(model)

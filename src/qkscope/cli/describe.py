@@ -128,11 +128,10 @@ def describe_model(
     trust_remote_code: bool = False,
 ) -> list[str]:
     """A model's attention from its config, and what measuring it would cost."""
-    from qkscope.capture.blueprint import blueprint
-    from qkscope.capture.config import MISSING, check_config, find_value, load_config
+    from qkscope.capture.blueprint import blueprint, require_tensors
     from qkscope.capture.hub import pin_revision
+    from qkscope.capture.load import MISSING, check_config, find_value, load_config
     from qkscope.capture.source import find_source
-    from qkscope.capture.tensors import require_tensors
     from qkscope.moments.layout import capture_layout
     from qkscope.moments.sizes import predict_sizes
     from qkscope.run.models import note_slow_file

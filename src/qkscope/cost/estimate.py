@@ -194,7 +194,7 @@ def flops_of(work: CheckpointWork) -> Flops:
     of each shard, and of narrow heads, are float64. The switch happens between two pieces of tokens, so up to one piece
     more may be float64.
     """
-    from qkscope.moments.host_arithmetic import FLOAT64_TOKENS, NARROW
+    from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
 
     documents = sum(work.shards)
     pairs = sum(4 * f.q_heads * f.head_dim * attended_pairs(work.context, f) for f in work.layers)

@@ -399,8 +399,6 @@ def _leave_out(
 def how_to_replicate(moments: Moments, layer: int, window: int | None = None, skip: int = 0) -> Replication:
     """Whether a layer's numbers over a window can have errors, and how."""
     sizes = moments.group_tokens(layer, window, skip)
-    if sizes is None:
-        return Replication("none", "moments of schema 1 have document groups over the whole context only")
     filled = np.flatnonzero(sizes)
     width = moments.layers[layer].head_dim
     if len(filled) < FEWEST_GROUPS:

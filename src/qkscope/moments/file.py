@@ -2,8 +2,7 @@
 
 Bucket sums are float64, exactly as summed. What serves errors alone is float16, as differences from a group's share,
 where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
-checksum, so a flipped bit anywhere is found when the file is read. Files of schema 1, which have groups over the whole
-context only and nothing from before rotation, and of schema 2, which have no sketches, are read as far as they go.
+checksum, so a flipped bit anywhere is found when the file is read. Files of 0.2, which have no sketches, are read, too.
 
 `PreRopeFile` reads only the sums before rotation, layer by layer: a few hundredths of a file's bytes, for analyses that
 need several checkpoints at once. The header is checked as ever; the checksum, which needs the whole file, is not.
@@ -15,23 +14,29 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
-from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, SCHEMA, Header, read_header
-from qkscope.moments.host_sums import KindMoments, LayerMoments, Unrotated
-from qkscope.moments.layout import Layout
-from qkscope.moments.packing import UNROTATED, Arrays, pack, unpack, unpack_schema_1, unpack_unrotated
+from qkscope.moments.header import COUNTS, DAMAGED, FORMAT, MAX_ABOUT, SCHEMA, read_header
+from qkscope.moments.host_sums import LayerMoments, Unrotated
+from qkscope.moments.packing import (
+    UNROTATED,
+    Arrays,
+    pack,
+    require_documents,
+    require_possible,
+    require_unrotated,
+    unpack,
+    unpack_unrotated,
+)
 from qkscope.moments.second_moments import KINDS, Array, Kind
-from qkscope.moments.validate import require_documents, require_possible, require_unrotated
 
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
@@ -45,7 +50,11 @@ DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
 def save_moments(moments: Moments, path: Path | str) -> str:
     """Write `moments` to a temporary name, make it durable, then rename it; returns the checksum."""
     path = as_path(path, "the file to save moments in")
-    arrays = dict(_arrays(moments))
+    arrays: Arrays = {"documents": moments.documents}
+    parts = {f"{layer}.{kind}": sums for layer in moments.layers for kind, sums in moments.layer_moments(layer).items()}
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        for where, packed in zip(parts, threads.map(pack, parts.values()), strict=True):
+            arrays |= {f"{where}.{name}": array for name, array in packed.items()}
     layout, layers = asdict(moments.layout), [facts.to_json() for facts in moments.layers.values()]
     described = {"layout": layout, "layers": layers, "provenance": moments.provenance}
     about = json.dumps(described, sort_keys=True, ensure_ascii=False)
@@ -85,12 +94,23 @@ def _serialize(file: BinaryIO, arrays: Arrays, metadata: Mapping[str, str]) -> N
 
 def load_moments(path: Path | str) -> Moments:
     """Read a moments file; every way in which it can be wrong is a MomentsFileError that names the file."""
+    from qkscope.moments.moments import Moments
+
     path = as_path(path, "a moments file")
     try:
         header = read_header(path)
-        return _assemble(header, _checked_arrays(path, header))
+        arrays = _read_arrays(path, lambda name: True)
+        if _checksum(header.about, arrays) != header.checksum:
+            raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
+        parts, layers = _by_kind(arrays), dict[int, LayerMoments]()
+        for layer in (facts.layer for facts in header.layers):
+            layers[layer] = {kind: unpack(parts[f"{layer}.{kind}"], header.layout) for kind in KINDS}
+            for kind, sums in layers[layer].items():
+                require_possible(f"{layer}.{kind}", sums)
+        require_documents(arrays["documents"], layers[min(layers)]["q"])
     except MomentsFileError as error:
         raise error.within(str(path)) from None
+    return Moments.from_layers(header.layout, header.layers, layers, header.provenance, arrays["documents"])
 
 
 def round_as_stored(moments: Moments) -> Moments:
@@ -107,42 +127,6 @@ def round_as_stored(moments: Moments) -> Moments:
 def read_provenance(path: Path | str) -> dict[str, Any]:
     """Only the provenance of a moments file, without reading its sums (and without checking them)."""
     return read_header(Path(path)).provenance
-
-
-def _arrays(moments: Moments) -> Iterator[tuple[str, NDArray[Any]]]:
-    yield "documents", moments.documents
-    parts = {f"{layer}.{kind}": sums for layer in moments.layers for kind, sums in moments.layer_moments(layer).items()}
-    if not all(sums.is_crossed for sums in parts.values()):
-        raise MomentsFileError("moments of schema 1 cannot be written again; keep their file, or capture them again")
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
-        for where, arrays in zip(parts, threads.map(pack, parts.values()), strict=True):
-            for name, array in arrays.items():
-                yield f"{where}.{name}", array
-
-
-def _assemble(header: Header, arrays: Arrays) -> Moments:
-    from qkscope.moments.moments import Moments
-
-    parts, layers = _by_kind(arrays), dict[int, LayerMoments]()
-    read = unpack_schema_1 if header.schema == 1 else unpack
-    for facts in header.layers:
-        by_kind: dict[Kind, KindMoments] = {}
-        for kind in KINDS:
-            where = f"{facts.layer}.{kind}"
-            by_kind[kind] = read(parts[where], header.layout)
-            require_possible(where, by_kind[kind])
-        layers[facts.layer] = by_kind
-    documents = arrays.get("documents")
-    if documents is not None:
-        require_documents(documents, layers[min(layers)]["q"])
-    return Moments.from_layers(header.layout, header.layers, layers, header.provenance, documents)
-
-
-def _checked_arrays(path: Path, header: Header) -> Arrays:
-    arrays = _read_arrays(path, lambda name: True)
-    if _checksum(header.about, arrays) != header.checksum:
-        raise MomentsFileError("its checksum does not match its contents; it is damaged: capture it again")
-    return arrays
 
 
 def _read_arrays(path: Path, wanted: Callable[[str], bool]) -> Arrays:
@@ -187,38 +171,30 @@ class PreRopeFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._header = read_header(path)
+            header = read_header(path)
         except MomentsFileError as error:
             raise error.within(str(path)) from None
-        self.path, self.layout, self.provenance = path, self._header.layout, self._header.provenance
-        self.layers = {facts.layer: facts for facts in self._header.layers}
+        self.path, self.layout, self.provenance = path, header.layout, header.provenance
+        self.layers = {facts.layer: facts for facts in header.layers}
 
     def layer(self, layer: int) -> PreRopeLayer:
         """One layer's sums; MomentsFileError where they cannot be read."""
-        if self._header.schema == 1:  # which sums nothing before rotation
-            return PreRopeLayer(dict.fromkeys(KINDS), {})
         prefixes = tuple(f"{layer}.{kind}.{part}" for kind in KINDS for part in ("counts", UNROTATED))
-        unrotated: dict[Kind, Unrotated | None] = {}
+        unrotated: dict[Kind, Unrotated | None] = dict.fromkeys(KINDS)
         n: dict[Kind, Array] = {}
         try:
             parts = _by_kind(_read_arrays(self.path, lambda name: name.startswith(prefixes)))
             for kind in KINDS:
-                where = f"{layer}.{kind}"
-                unrotated[kind], n[kind] = _unrotated_of(parts[where], where, self.layout)
+                where, arrays = f"{layer}.{kind}", parts[f"{layer}.{kind}"]
+                if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
+                    raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
+                n[kind] = arrays["counts"][:, COUNTS.index("n")]
+                if f"{UNROTATED}pivot" in arrays:
+                    unrotated[kind] = known = unpack_unrotated(arrays, self.layout)
+                    try:
+                        require_unrotated(known, n[kind])
+                    except ValueError as error:
+                        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
         except MomentsFileError as error:
             raise error.within(str(self.path)) from None
         return PreRopeLayer(unrotated, n)
-
-
-def _unrotated_of(arrays: Arrays, where: str, layout: Layout) -> tuple[Unrotated | None, Array]:
-    if "counts" not in arrays or any(np.isnan(array).any() for array in arrays.values()):
-        raise MomentsFileError(f"{where} holds values that are not numbers; {DAMAGED}")
-    n = arrays["counts"][:, COUNTS.index("n")]
-    if f"{UNROTATED}pivot" not in arrays:
-        return None, n
-    unrotated = unpack_unrotated(arrays, layout)
-    try:
-        require_unrotated(unrotated, n)
-    except ValueError as error:
-        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
-    return unrotated, n

@@ -18,10 +18,9 @@ from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MAX_LAYERS, LayerFacts, require_integer
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
-from qkscope.moments.second_moments import SUMS
 
 SCHEMA = 3
-READABLE = (1, 2, 3)  # what older files hold is used as far as it goes
+READABLE = ("2", "3")  # 2 is that of 0.2: groups have no sketches
 FORMAT = "qkscope-moments"
 MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
@@ -37,7 +36,6 @@ ArrayShapes = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
 class Header:
     """What a moments file claims to hold, checked to be possible and to fit the file."""
 
-    schema: int
     layout: Layout
     layers: tuple[LayerFacts, ...]
     provenance: dict[str, Any]
@@ -47,13 +45,30 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a moments file; MomentsFileError where it is damaged, foreign, or claims what cannot be."""
-    size, raw = _raw_header(path)
-    listed = _strict_json(raw)
-    metadata = _metadata(listed)
-    about = _strict_json(metadata["about"])
+    try:
+        with opened(path, MAX_FILE, follow=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER):
+                raise MomentsFileError("not a safetensors file, or truncated: capture it again")
+            raw = file.read(length)
+    except Unreadable as error:
+        raise MomentsFileError(str(error)) from None
+    except OSError as error:
+        raise MomentsFileError(f"cannot be read ({error.strerror or error})") from None
+    try:
+        listed = parse_json(raw)
+        metadata = _metadata(listed)
+        about = parse_json(metadata["about"])
+    except Unreadable as error:
+        raise MomentsFileError(f"its header is damaged ({error}): capture it again") from None
     try:
         header = _header(about, metadata)
-        _require_arrays(listed, _expected_arrays(header), size - 8 - len(raw))
+        layout = header.layout
+        arrays: ArrayShapes = {"documents": ("I64", (layout.groups, layout.buckets))}
+        for facts in header.layers:
+            arrays |= layer_arrays(layout, facts, can_unrotate(layout, facts))
+        _require_arrays(listed, arrays, size - 8 - length)
     except ValueError as error:
         raise MomentsFileError(f"its contents do not fit its header ({error}); {DAMAGED}") from None
     return header
@@ -67,93 +82,42 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
     """
     arrays: ArrayShapes = {}
     width, cells, of_kinds = facts.head_dim, (layout.buckets, layout.groups), heads_by_kind(facts)
-    packed, sketched = width * (width + 1) // 2, len(layout.sketch_spans)
+    packed, sketched, spans = width * (width + 1) // 2, len(layout.sketch_spans), len(layout.spans)
     size, blocks = sketch_blocks(layout, of_kinds, width)
     for kind, heads in of_kinds.items():
-        where = f"{facts.layer}.{kind}"
-        arrays[f"{where}.pivot"] = "F64", (heads, width)
-        arrays[f"{where}.counts"] = "F64", (heads, len(COUNTS), *cells)
-        for name, length in (("x", width), ("xu", width), ("xx", packed)):
-            arrays[f"{where}.buckets.{name}"] = "F64", (heads, layout.buckets, length)
-        for name in ("x", "xu"):
-            arrays |= _float16(f"{where}.crossed.{name}", (heads, *cells), width)
-        arrays |= _float16(f"{where}.groups.xx", (heads, layout.groups, len(layout.spans)), packed)
+        groups = heads, layout.groups
+        of: ArrayShapes = {"pivot": ("F64", (heads, width)), "counts": ("F64", (heads, len(COUNTS), *cells))}
+        of |= {
+            f"buckets.{name}": ("F64", (heads, layout.buckets, n))
+            for name, n in (("x", width), ("xu", width), ("xx", packed))
+        }
+        rounded = {"crossed.x": (heads, *cells, width), "crossed.xu": (heads, *cells, width)}
+        rounded["groups.xx"] = *groups, spans, packed
         if sketched:
-            count, groups = size * blocks[kind], (heads, layout.groups, sketched)
-            arrays[f"{where}.sketch.directions"] = "F32", (heads, width, count)
-            arrays[f"{where}.sketch.power"] = "F32", groups
-            arrays |= _float16(f"{where}.sketch.y", (*groups, count), width)
+            count = size * blocks[kind]
+            of |= {"sketch.directions": ("F32", (heads, width, count)), "sketch.power": ("F32", (*groups, sketched))}
+            rounded["sketch.y"] = *groups, sketched, count, width
         if unrotated:
-            arrays[f"{where}.unrotated.pivot"] = "F64", (heads, width)
-            arrays[f"{where}.unrotated.n"] = "F64", cells
-            arrays[f"{where}.unrotated.x"] = "F32", (heads, layout.buckets, width)
-            arrays[f"{where}.unrotated.xx"] = "F32", (heads, packed)
-            arrays |= _float16(f"{where}.unrotated.crossed.x", (heads, *cells), width)
+            of |= {"unrotated.pivot": ("F64", (heads, width)), "unrotated.n": ("F64", cells)}
+            of |= {"unrotated.x": ("F32", (heads, layout.buckets, width)), "unrotated.xx": ("F32", (heads, packed))}
+            rounded["unrotated.crossed.x"] = heads, *cells, width
         if unrotated and (count := min(layout.unrotated_sketched, width)):
-            groups = (heads, layout.groups, len(layout.spans))
-            arrays[f"{where}.unrotated.sketch.directions"] = "F32", (heads, width, count)
-            arrays[f"{where}.unrotated.sketch.power"] = "F32", groups
-            arrays |= _float16(f"{where}.unrotated.sketch.y", (*groups, count), width)
+            of["unrotated.sketch.directions"] = "F32", (heads, width, count)
+            of["unrotated.sketch.power"] = "F32", (*groups, spans)
+            rounded["unrotated.sketch.y"] = *groups, spans, count, width
+        for name, shape in rounded.items():
+            of |= {name: ("F16", shape), f"{name}.scale": ("F32", shape[:-1])}
+        arrays |= {f"{facts.layer}.{kind}.{name}": each for name, each in of.items()}
     return arrays
-
-
-def _float16(name: str, cells: tuple[int, ...], length: int) -> ArrayShapes:
-    return {name: ("F16", (*cells, length)), f"{name}.scale": ("F32", cells)}
-
-
-def _expected_arrays(header: Header) -> ArrayShapes:
-    layout = header.layout
-    if header.schema == 1:
-        return {name: each for facts in header.layers for name, each in _arrays_of_schema_1(layout, facts).items()}
-    arrays: ArrayShapes = {"documents": ("I64", (layout.groups, layout.buckets))}
-    for facts in header.layers:
-        arrays |= layer_arrays(layout, facts, can_unrotate(layout, facts))
-    return arrays
-
-
-def _arrays_of_schema_1(layout: Layout, facts: LayerFacts) -> ArrayShapes:
-    arrays: ArrayShapes = {}
-    width = facts.head_dim
-    lengths = {"x": (width,), "xu": (width,), "xx": (width * (width + 1) // 2,)}
-    for kind, heads in heads_by_kind(facts).items():
-        where = f"{facts.layer}.{kind}"
-        arrays[f"{where}.pivot"] = "F64", (heads, width)
-        for cells, count, sums in (("buckets", layout.buckets, "F64"), ("groups", layout.groups, "F32")):
-            for name in SUMS:
-                of = "F64" if name in COUNTS else sums
-                arrays[f"{where}.{cells}.{name}"] = of, (heads, count, *lengths.get(name, ()))
-    return arrays
-
-
-def _raw_header(path: Path) -> tuple[int, bytes]:
-    try:
-        with opened(path, MAX_FILE, follow=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, MAX_HEADER):
-                raise MomentsFileError("not a safetensors file, or truncated: capture it again")
-            return size, file.read(length)
-    except Unreadable as error:
-        raise MomentsFileError(str(error)) from None
-    except OSError as error:
-        raise MomentsFileError(f"cannot be read ({error.strerror or error})") from None
-
-
-def _strict_json(text: str | bytes) -> dict[str, Any]:
-    """A JSON object whose keys are all different; anything else is damage."""
-    try:
-        return parse_json(text)
-    except Unreadable as error:
-        raise MomentsFileError(f"its header is damaged ({error}): capture it again") from None
 
 
 def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:
     metadata = listed.get("__metadata__")
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise MomentsFileError("is not a qkscope moments file")
-    if metadata.get("schema") not in [str(schema) for schema in READABLE]:
+    if metadata.get("schema") not in READABLE:
         raise MomentsFileError(
-            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 1 to {SCHEMA}: "
+            f"has moments schema {str(metadata.get('schema'))[:20]!r}, this qkscope reads schemas 2 to {SCHEMA}: "
             "capture it again, or use the qkscope version that wrote it"
         )
     if not all(isinstance(metadata.get(key), str) for key in ("about", "sha256")):
@@ -175,7 +139,7 @@ def _header(about: Mapping[str, Any], metadata: Mapping[str, str]) -> Header:
     if len({facts.layer for facts in layers}) != len(layers):
         raise ValueError("a layer is listed twice")
     provenance, layout = _provenance(about["provenance"], layers), Layout.from_json(about["layout"])
-    return Header(int(metadata["schema"]), layout, layers, provenance, metadata["about"], metadata["sha256"])
+    return Header(layout, layers, provenance, metadata["about"], metadata["sha256"])
 
 
 def _provenance(stored: Any, layers: tuple[LayerFacts, ...]) -> dict[str, Any]:

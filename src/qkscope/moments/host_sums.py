@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,29 +36,17 @@ NO_VARIANCE = 1e-4  # of the largest along any direction: a file keeps sketches 
 OVERFLOWING = np.errstate(invalid="ignore", over="ignore")  # sums of float32 may, of which only errors suffer
 
 
-@dataclass(frozen=True)
 class SpanSums:
     """The first sums of each group over one span, and the squares of all groups together."""
 
-    n: Array  # (heads, groups)
-    x: Array  # (heads, groups, d)
-    packed: Array  # (heads, d (d + 1) / 2)
-
-    @property
-    def mean(self) -> Array:
-        """(heads, groups, d): about the pivot; 0 where a group has no tokens."""
-        return divided(self.x, self.n[..., None])
-
-    @property
-    def share(self) -> Array:
-        """(heads, groups): of the tokens."""
-        return divided(self.n, self.n.sum(axis=1, keepdims=True))
-
-    @cached_property
-    def scatter(self) -> Array:
-        """(heads, d, d): the squares about the groups' means."""
-        full = np.take(self.packed, square(self.x.shape[-1]), axis=-1)
-        return np.asarray(full - self.x.swapaxes(1, 2) @ self.mean)
+    @OVERFLOWING
+    def __init__(self, n: Array, x: Array, packed: Array) -> None:
+        self.n, self.x = n, x  # (heads, groups), (heads, groups, d)
+        self.packed = packed  # (heads, d (d + 1) / 2)
+        self.mean = divided(x, n[..., None])  # about the pivot; 0 where a group has no tokens
+        self.share = divided(n, n.sum(axis=1, keepdims=True))  # of the tokens
+        # The squares about the groups' means: (heads, d, d).
+        self.scatter = np.take(packed, square(x.shape[-1]), axis=-1) - x.swapaxes(1, 2) @ self.mean
 
 
 @dataclass(frozen=True)
@@ -71,9 +58,10 @@ class Sketch:
     power: Single  # (heads, groups, spans): Σ|x|²
 
     @OVERFLOWING
-    def __add__(self, other: Sketch) -> Sketch:
-        """The sums of both; the other has the same pivots and directions."""
-        return Sketch(self.directions, self.y + other.y, self.power + other.power)
+    def plus(self, other: Sketch, spans: list[SpanSums], step: Array) -> Sketch:
+        """The sums of both; `spans` are the other's, whose pivot is `step` higher and whose directions may differ."""
+        moved = other.along(self.directions, spans).translated(spans, step)
+        return Sketch(self.directions, self.y + moved.y, self.power + moved.power)
 
     @OVERFLOWING
     def translated(self, spans: list[SpanSums], step: Array) -> Sketch:
@@ -167,9 +155,7 @@ class Unrotated:
         moved = other.x + other.n[..., None] * step[:, None, None, :]
         sketch = None
         if self.sketch is not None and other.sketch is not None and self.spans == other.spans:
-            spans = [other.span_sums(span) for span in self.spans]
-            along = other.sketch.along(self.sketch.directions, spans)
-            sketch = self.sketch + along.translated(spans, step)
+            sketch = self.sketch.plus(other.sketch, [other.span_sums(span) for span in self.spans], step)
         squares = translated_squares(other.xx, other.x.sum(axis=(1, 2)), np.full(len(step), other.n.sum()), step)
         return Unrotated(
             self.pivot,
@@ -211,7 +197,7 @@ class Unrotated:
         factor = np.maximum(divided(left, np.trace(rest, axis1=1, axis2=2)), 0.0)
         rows, columns = triangle(x.shape[-1])
         squares = known + factor[:, None, None] * rest + own[:, :, None] * mean[:, None]
-        return replace(sums, packed=squares[:, rows, columns])
+        return SpanSums(sums.n, sums.x, squares[:, rows, columns])
 
     def of_groups(self, stop: int) -> GroupSketch | None:
         """Each group's squares up to some bucket, over whole spans; None where there are no sketches of them."""
@@ -269,50 +255,28 @@ class KindMoments:
     sketch: Sketch | None = None  # of the same over each span of sketches
 
     def __add__(self, other: KindMoments) -> KindMoments:
-        step = other.buckets.pivot - self.buckets.pivot
-        both = self.unrotated is not None and other.unrotated is not None
+        step, unrotated, sketch = other.buckets.pivot - self.buckets.pivot, None, None
+        if self.unrotated is not None and other.unrotated is not None:
+            unrotated = self.unrotated + other.unrotated
+        if self.sketch is not None and other.sketch is not None:
+            sketch = self.sketch.plus(other.sketch, [other.span_sums(span) for span in self.layout.sketch_spans], step)
+        groups = other.groups.astype(np.float64)
+        for number, span in enumerate(self.layout.spans if step.any() else ()):
+            of = other.span_sums(span)
+            groups[:, :, number] = translated_squares(other.groups[:, :, number], of.x, of.n, step)
         return KindMoments(
             self.buckets + other.buckets,
             self.crossed + other.crossed.translated(step),
-            (self.groups + other.translated_groups(step)).astype(np.float32),
+            (self.groups + groups).astype(np.float32),
             self.layout,
-            self.unrotated + other.unrotated if both and self.unrotated and other.unrotated else None,
-            self._added_sketch(other, step),
+            unrotated,
+            sketch,
         )
-
-    def _added_sketch(self, other: KindMoments, step: Array) -> Sketch | None:
-        """Sketches along other directions are estimated along these; None where one of the two has none."""
-        if self.sketch is None or other.sketch is None:
-            return None
-        spans = [other.span_sums(span) for span in self.layout.sketch_spans]
-        along = other.sketch.along(self.sketch.directions, spans)
-        return self.sketch + along.translated(spans, step)
-
-    @property
-    def spans(self) -> tuple[slice, ...]:
-        """The buckets over which groups have squares; a file of schema 1 has one span, of all buckets."""
-        return self.layout.spans if self.is_crossed else (slice(0, self.layout.buckets),)
-
-    @property
-    def is_crossed(self) -> bool:
-        """Whether groups have sums in each bucket; files of schema 1 have groups over all buckets only."""
-        return bool(self.crossed.n.shape[1] == self.buckets.n.shape[1])
 
     def span_sums(self, span: slice) -> SpanSums:
         """The sums of each group over some buckets, and the squares of all groups."""
-        cells = span if self.is_crossed else slice(None)
-        n, x = self.crossed.n[:, cells].sum(axis=1), self.crossed.x[:, cells].sum(axis=1, dtype=np.float64)
-        return SpanSums(n, x, self.buckets.xx[:, span].sum(axis=1))
-
-    def translated_groups(self, step: Array) -> Array:
-        """The groups' squares about a pivot that is `step` (heads, d) lower."""
-        if not step.any():
-            return self.groups.astype(np.float64)
-        moved = np.empty(self.groups.shape)
-        for number, span in enumerate(self.spans):
-            of = self.span_sums(span)
-            moved[:, :, number] = translated_squares(self.groups[:, :, number], of.x, of.n, step)
-        return moved
+        x = self.crossed.x[:, span].sum(axis=1, dtype=np.float64)
+        return SpanSums(self.crossed.n[:, span].sum(axis=1), x, self.buckets.xx[:, span].sum(axis=1))
 
 
 LayerMoments = Mapping[Kind, KindMoments]
@@ -328,34 +292,18 @@ def concatenate_heads(parts: Sequence[LayerMoments]) -> LayerMoments:
     return {kind: concatenate_kind([part[kind] for part in parts]) for kind in KINDS}
 
 
-def concatenate_kind(parts: Sequence[KindMoments]) -> KindMoments:
-    """The sums of one kind over several sets of heads, one set after the other."""
-    unrotated = [part.unrotated for part in parts if part.unrotated is not None]
-    sketches = [part.sketch for part in parts if part.sketch is not None]
-    return KindMoments(
-        _along_heads([part.buckets for part in parts]),
-        _along_heads([part.crossed for part in parts]),
-        np.concatenate([part.groups for part in parts]),
-        parts[0].layout,
-        _concatenate_unrotated(unrotated) if len(unrotated) == len(parts) else None,
-        _along_heads(sketches) if len(sketches) == len(parts) else None,
-    )
+Sums = TypeVar("Sums", KindMoments, SecondMoments, FirstMoments, Unrotated, Sketch)
 
 
-def _concatenate_unrotated(parts: Sequence[Unrotated]) -> Unrotated:
-    sketches = [part.sketch for part in parts if part.sketch is not None]
-    return replace(  # counts have no axis of heads
-        parts[0],
-        pivot=np.concatenate([part.pivot for part in parts]),
-        x=np.concatenate([part.x for part in parts]),
-        xx=np.concatenate([part.xx for part in parts]),
-        sketch=_along_heads(sketches) if len(sketches) == len(parts) else None,
-    )
-
-
-Sums = TypeVar("Sums", SecondMoments, FirstMoments, Sketch)
-
-
-def _along_heads(parts: Sequence[Sums]) -> Sums:
-    names = [each.name for each in fields(parts[0])]
-    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+def concatenate_kind(parts: Sequence[Sums]) -> Sums:
+    """The sums of several sets of heads, one set after the other; what one of them lacks is None."""
+    joined: dict[str, Any] = {}
+    for name in (field.name for field in fields(parts[0])):
+        values = [getattr(part, name) for part in parts]
+        if any(value is None for value in values):
+            joined[name] = None
+        elif isinstance(values[0], Sums.__constraints__):
+            joined[name] = concatenate_kind(values)
+        elif isinstance(values[0], np.ndarray) and not (isinstance(parts[0], Unrotated) and name == "n"):
+            joined[name] = np.concatenate(values)  # counts before rotation have no axis of heads
+    return replace(parts[0], **joined)

@@ -15,20 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from qkscope.errors import ActivationError, InputError, MomentsFileError
 from qkscope.layers import LayerFacts
 from qkscope.moments.host_sums import LayerMoments, add_layers
-from qkscope.moments.layout import Layout, heads_by_kind
+from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind
 from qkscope.moments.placement import BatchPlacement
-from qkscope.moments.replicates import (
-    BeforeRotation,
-    BucketMeans,
-    Groups,
-    GroupSquares,
-    before_rotation,
-    bucket_means,
-    bucket_sums,
-    group_squares,
-    without_group,
-)
-from qkscope.moments.second_moments import Kind, SecondMoments, Statistics
+from qkscope.moments.replicates import ReadOut
+from qkscope.moments.second_moments import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,11 +26,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from qkscope.moments.host_arithmetic import NonFinite
+    from qkscope.moments.arithmetic import NonFinite
     from qkscope.moments.running_sums import RunningSums, Scratch, Way
 
 
-class Moments:
+class Moments(ReadOut):
     """Second moments of every head's queries and keys, per position bucket and per document group.
 
     `way` is how sums are made while batches are added: in pieces ("host"), in few large calls ("device"), or as the
@@ -91,30 +81,37 @@ class Moments:
         `positions` is (tokens,) or (rows, tokens), -1 for padding; without it every row is 0, 1, 2, ….
         `groups` is the document group of each row, or one for all.
         """
-        from qkscope.moments.host_arithmetic import NonFinite
-        from qkscope.moments.running_sums import Scratch, without_autocast
+        import torch
+
+        from qkscope.moments.arithmetic import NonFinite
+        from qkscope.moments.running_sums import RunningSums, Scratch
 
         self._require_whole()
-        facts = self._facts(layer)
-        vectors: dict[Kind, Tensor] = {"q": _tensor(queries), "k": _tensor(keys)}
-        self._check_shapes(facts, vectors)
+        facts, vectors = self._facts(layer), dict[Kind, torch.Tensor]()
+        for kind, given, heads in (("q", queries, facts.q_heads), ("k", keys, facts.kv_heads)):
+            x = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(given))
+            if x.dim() != 4 or x.shape[1] != heads or x.shape[3] != facts.head_dim:
+                raise InputError(
+                    f"layer {layer}: expected {kind} of shape (rows, {heads}, tokens, {facts.head_dim}), "
+                    f"got {tuple(x.shape)}"
+                )
+            vectors[kind] = x
+        if vectors["q"].shape[0::2] != vectors["k"].shape[0::2]:
+            raise InputError(f"layer {layer}: queries and keys are of different rows or tokens")
         placed = self._place(vectors["q"].shape[0], vectors["q"].shape[2], positions, groups)
-        sums = self._running_sums(facts, vectors["q"].device)
+        if layer not in self._running:
+            heads, device = heads_by_kind(facts), vectors["q"].device
+            unrotated = can_unrotate(self.layout, facts)
+            self._running[layer] = RunningSums(
+                self.layout, heads, facts.head_dim, device, facts.rotation, unrotated=unrotated
+            )
         self._scratch = self._scratch or Scratch(self._way)
         try:
-            with without_autocast(sums.device):
-                sums.add(vectors, placed, self._scratch)
+            self._running[layer].add(vectors, placed, self._scratch)
         except NonFinite as bad:
             raise self._non_finite(layer, bad, placed) from None
         if layer == next(iter(self.layers)):  # all layers see the same documents
             self.documents += placed.documents
-
-    def _running_sums(self, facts: LayerFacts, device: torch.device) -> RunningSums:
-        from qkscope.moments.running_sums import RunningSums
-
-        if facts.layer not in self._running:
-            self._running[facts.layer] = RunningSums.of_layer(self.layout, facts, device)
-        return self._running[facts.layer]
 
     def has_non_finite(self) -> bool:
         """Whether a device has seen a number that is not finite in the last batch; asks each device once.
@@ -142,7 +139,7 @@ class Moments:
         """Where a layer's vectors, given as to `add`, have a number that cannot be summed; None where all can."""
         import torch
 
-        from qkscope.moments.host_arithmetic import locate
+        from qkscope.moments.arithmetic import locate
 
         placed = self._place(queries.shape[0], queries.shape[2], positions, groups)
         worst = locate({"q": queries, "k": keys}, placed)
@@ -178,18 +175,6 @@ class Moments:
             raise InputError(f"layer {layer} is not one of this model's attention layers {sorted(self.layers)}")
         return self.layers[layer]
 
-    @staticmethod
-    def _check_shapes(facts: LayerFacts, vectors: Mapping[Kind, Tensor]) -> None:
-        for kind, heads in heads_by_kind(facts).items():
-            shape = tuple(vectors[kind].shape)
-            if len(shape) != 4 or shape[1] != heads or shape[3] != facts.head_dim:
-                raise InputError(
-                    f"layer {facts.layer}: expected {kind} of shape (rows, {heads}, tokens, {facts.head_dim}), "
-                    f"got {shape}"
-                )
-        if vectors["q"].shape[0::2] != vectors["k"].shape[0::2]:
-            raise InputError(f"layer {facts.layer}: queries and keys are of different rows or tokens")
-
     # -- merging ------------------------------------------------------------------------------------------
 
     def merge(self, other: Moments) -> Moments:
@@ -201,7 +186,7 @@ class Moments:
             raise InputError(f"cannot merge moments of different layouts: {self.layout} and {other.layout}")
         if self.layers != other.layers:
             raise InputError("cannot merge moments of different models: their layers differ")
-        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self._on_host(), other._on_host()
+        merged, mine, theirs = Moments(layout, self.layers.values(), self.provenance), self.settle(), other.settle()
         for layer in self.layers:
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
@@ -209,72 +194,7 @@ class Moments:
         merged.documents = self.documents + other.documents
         return merged
 
-    # -- reading out --------------------------------------------------------------------------------------
-
-    def window(self, layer: int, kind: Kind, window: int | None = None, skip: int = 0) -> SecondMoments:
-        """A layer's sums over the positions `skip` … `window` (all by default), one entry per head."""
-        return self._layer(layer)[kind].buckets.summed(self.cells(window, skip))
-
-    def cells(self, window: int | None = None, skip: int = 0) -> slice:
-        """The buckets of the positions `skip` … `window`."""
-        try:
-            return self.layout.buckets_within(window or self.layout.context, skip)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-
-    def without_group(
-        self, layer: int, kind: Kind, group: Groups, window: int | None = None, skip: int = 0, *, fixed: bool = False
-    ) -> SecondMoments:
-        """A layer's sums over a window of all document groups but one: a jackknife replicate.
-
-        With several groups, those without each: all heads without the first, then all without the next.
-        Its squares are exact, or estimated from sketches (`group_squares`), or with `fixed` its share of the whole's.
-        """
-        return without_group(self._layer(layer)[kind], group, self.cells(window, skip), fixed=fixed)
-
-    def bucket_means(
-        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: Groups | None = None
-    ) -> BucketMeans:
-        """Means of each position bucket in a window, of all document groups or of all but one (as `without_group`)."""
-        return bucket_means(self._layer(layer)[kind], self.cells(window, skip), without)
-
-    def bucket_statistics(
-        self, layer: int, kind: Kind, window: int | None = None, skip: int = 0, *, without: Groups | None = None
-    ) -> Statistics:
-        """Statistics of each position bucket in a window (heads, buckets, …), of all document groups or all but one."""
-        sums = bucket_sums(self._layer(layer)[kind], self.cells(window, skip), without)
-        return sums.statistics(self.layout.scale)
-
-    def before_rotation(
-        self,
-        layer: int,
-        kind: Kind,
-        window: int | None = None,
-        skip: int = 0,
-        *,
-        without: int | None = None,
-        whole: BeforeRotation | None = None,
-    ) -> BeforeRotation | None:
-        """A layer's queries or keys as they were before RoPE; None where that was not summed.
-
-        `whole` is the same of all documents, where the caller has it already.
-        """
-        return before_rotation(self._layer(layer)[kind].unrotated, self.cells(window, skip), without, whole)
-
-    def group_squares(self, layer: int, window: int | None = None, skip: int = 0) -> GroupSquares:
-        """Whether replicates over this window are exact, estimated from sketches, or not available."""
-        return group_squares(self._layer(layer)["q"], self.cells(window, skip))
-
-    def group_tokens(self, layer: int, window: int | None = None, skip: int = 0) -> NDArray[np.float64] | None:
-        """Tokens of each document group in a window, the fewest of any head that has tokens; None where unknown."""
-        cells, counts = self.cells(window, skip), []
-        for sums in self._layer(layer).values():
-            if not sums.is_crossed and cells != slice(0, self.layout.buckets):
-                return None
-            n = sums.crossed.n[:, cells if sums.is_crossed else slice(None)].sum(axis=1)
-            counts.append(n[n.sum(axis=1) > 0])
-        together = np.concatenate(counts)
-        return together.min(axis=0) if len(together) else np.zeros(self.layout.groups)
+    # -- reading out (more in replicates.py) ------------------------------------------------------------------
 
     def tokens(self) -> dict[int, int]:
         """Tokens summed per layer; a whole capture has the same number in each."""
@@ -302,7 +222,19 @@ class Moments:
 
     def layer_moments(self, layer: int) -> LayerMoments:
         """A layer's sums as they are stored."""
-        return self._layer(layer)
+        self._facts(layer)
+        if layer not in (on_host := self.settle()):
+            raise InputError(f"nothing has been added for layer {layer}")
+        return on_host[layer]
+
+    def settle(self) -> dict[int, LayerMoments]:
+        """The sums of each layer on the host, to which running sums are moved first."""
+        self._require_whole()
+        for layer in list(self._running):  # one after the other, so that only one layer is in memory twice
+            moved = self._running.pop(layer).to_host()
+            self._host[layer] = add_layers(self._host[layer], moved) if layer in self._host else moved
+        self._scratch = None
+        return self._host
 
     # -- files --------------------------------------------------------------------------------------------
 
@@ -338,26 +270,6 @@ class Moments:
             whole.documents = documents
         return whole
 
-    def settle(self) -> None:
-        """Move running sums to the host now, rather than at the first read-out."""
-        self._on_host()
-
-    def _on_host(self) -> dict[int, LayerMoments]:
-        """The sums of each layer on the host, to which running sums are moved first."""
-        self._require_whole()
-        for layer in list(self._running):  # one after the other, so that only one layer is in memory twice
-            moved = self._running.pop(layer).to_host()
-            self._host[layer] = add_layers(self._host[layer], moved) if layer in self._host else moved
-        self._scratch = None
-        return self._host
-
-    def _layer(self, layer: int) -> LayerMoments:
-        on_host = self._on_host()
-        self._facts(layer)
-        if layer not in on_host:
-            raise InputError(f"nothing has been added for layer {layer}")
-        return on_host[layer]
-
     def _require_whole(self) -> None:
         if self._broken:
             raise InputError(f"these moments hold only part of a batch ({self._broken}); start again without it")
@@ -375,9 +287,3 @@ class NonFiniteActivation(ActivationError):
         return ActivationError.of(
             document, name, f"{self} (the weights or the precision overflow there; dtype: float32 may help)"
         )
-
-
-def _tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
-    import torch
-
-    return vectors if isinstance(vectors, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(vectors))

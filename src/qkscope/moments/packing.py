@@ -1,48 +1,65 @@
-"""The sums of a layer's queries, or of its keys, as the arrays of a file, and back.
+"""The sums of a layer's queries, or of its keys, as the arrays of a file, and back, checked.
 
 Each document group's sums are stored as float16 differences from what its share of the tokens would have of the sums of
 all groups ("shares" below), which float64 bucket sums give back exactly.
+
+What is read is refused if no tokens can have such sums, whatever their checksum says: negative squares, impossible
+correlations, counts. Sums of products are a Gram matrix, so a sum of products is at most the root of the two sums of
+squares. That is checked for every bucket; for the windows that tables rest on, the whole matrix must be positive
+semidefinite.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkscope.errors import MomentsFileError
+from qkscope.moments.header import DAMAGED
 from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout
-from qkscope.moments.second_moments import FIRST_SUMS, SUMS, Array, SecondMoments, divided, square
+from qkscope.moments.second_moments import Array, SecondMoments, divided, square, triangle
 
 Arrays = dict[str, NDArray[Any]]
 SKETCH = "sketch."  # in front of the names of the groups' sketches
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
+LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
+SLACK = 1e-6  # rounding of a sum of positions
+ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observed: below 1e-6
+COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
+
 
 def pack(sums: KindMoments) -> Arrays:
     """The arrays of a file, by name (moments/header.py lists them)."""
-    buckets, crossed = sums.buckets, sums.crossed
+    buckets, crossed, sketch = sums.buckets, sums.crossed, sums.sketch
     arrays: Arrays = {"pivot": buckets.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
     arrays |= {f"buckets.{name}": getattr(buckets, name) for name in ("x", "xu", "xx")}
-    for name in ("x", "xu"):
-        arrays |= _to_float16(f"crossed.{name}", getattr(crossed, name), _bucket_shares(sums, name))
-    arrays |= _to_float16("groups.xx", sums.groups, _span_shares(sums))
-    if sums.sketch is not None:
-        arrays |= {f"{SKETCH}directions": sums.sketch.directions, f"{SKETCH}power": sums.sketch.power}
-        shares = _sketch_shares(sums, sums.sketch.directions)
-        arrays |= _to_float16(f"{SKETCH}y", sums.sketch.y.swapaxes(-1, -2), shares)
+    rounded: Arrays = {"crossed.x": crossed.x, "crossed.xu": crossed.xu, "groups.xx": sums.groups}
+    if sketch is not None:
+        arrays |= {f"{SKETCH}directions": sketch.directions, f"{SKETCH}power": sketch.power}
+        rounded[f"{SKETCH}y"] = sketch.y.swapaxes(-1, -2)
+    shares = _shares(buckets, crossed.n, sums.layout, None if sketch is None else sketch.directions)
     if (before := sums.unrotated) is not None:
         totals = before.x.sum(axis=2, dtype=np.float64).astype(np.float32)
         whole = {"pivot": before.pivot, "n": before.n, "x": totals, "xx": before.xx}
         arrays |= {f"{UNROTATED}{name}": array for name, array in whole.items()}
-        arrays |= _to_float16(f"{UNROTATED}crossed.x", before.x, _unrotated_shares(before.n, totals))
+        rounded[f"{UNROTATED}crossed.x"] = before.x
         if before.sketch is not None:
-            where, sketch = f"{UNROTATED}{SKETCH}", before.sketch
-            arrays |= {f"{where}directions": sketch.directions, f"{where}power": sketch.power}
-            shares = _unrotated_sketch_shares(before, sketch.directions)
-            arrays |= _to_float16(f"{where}y", sketch.y.swapaxes(-1, -2), shares)
+            arrays[f"{UNROTATED}{SKETCH}directions"] = before.sketch.directions
+            arrays[f"{UNROTATED}{SKETCH}power"] = before.sketch.power
+            rounded[f"{UNROTATED}{SKETCH}y"] = before.sketch.y.swapaxes(-1, -2)
+        shares |= _shares_before(before, totals)
+    for name, values in rounded.items():  # differences in units of the largest of each vector, and these units
+        differences = values - shares[name]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = np.nan_to_num(np.abs(differences).max(axis=-1), nan=0.0, posinf=0.0).astype(np.float32)
+            units = np.clip(divided(differences, scale[..., None]), -1, 1).astype(np.float16)
+        arrays |= {name: units, f"{name}.scale": scale}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
@@ -51,93 +68,193 @@ def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
     n, u, uu = np.moveaxis(arrays["counts"], 1, 0)
     counts = (part.sum(axis=2) for part in (n, u, uu))
     buckets = SecondMoments(arrays["pivot"], *counts, *(arrays[f"buckets.{name}"] for name in ("x", "xu", "xx")))
-    none = np.zeros(0, dtype=np.float32)
-    counted = KindMoments(buckets, FirstMoments(n, u, uu, none, none), none, layout)
-    x, xu = (_from_float16(arrays, f"crossed.{name}", _bucket_shares(counted, name)) for name in ("x", "xu"))
-    groups = _from_float16(arrays, "groups.xx", _span_shares(counted))
+    directions = arrays.get(f"{SKETCH}directions")
+    shares = _shares(buckets, n, layout, directions)
+    crossed = FirstMoments(n, u, uu, *(_unrounded(arrays, name, shares) for name in ("crossed.x", "crossed.xu")))
     unrotated = unpack_unrotated(arrays, layout) if f"{UNROTATED}pivot" in arrays else None
-    sketch = _unpack_sketch(arrays, counted) if f"{SKETCH}y" in arrays else None
-    return KindMoments(buckets, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
-
-
-def unpack_schema_1(arrays: Arrays, layout: Layout) -> KindMoments:
-    """The sums of a file of schema 1: its groups are over all buckets, as if there were one."""
-    buckets = SecondMoments(arrays["pivot"], *(arrays[f"buckets.{name}"] for name in SUMS))
-    crossed = FirstMoments(*(arrays[f"groups.{name}"][:, None] for name in FIRST_SUMS))
-    return KindMoments(buckets, crossed, arrays["groups.xx"][:, :, None], layout)
+    sketch = None
+    if directions is not None:
+        y = _unrounded(arrays, f"{SKETCH}y", shares).swapaxes(-1, -2)
+        sketch = Sketch(directions, np.ascontiguousarray(y), arrays[f"{SKETCH}power"])
+    return KindMoments(buckets, crossed, _unrounded(arrays, "groups.xx", shares), layout, unrotated, sketch)
 
 
 def unpack_unrotated(arrays: Arrays, layout: Layout) -> Unrotated:
     """What was summed before rotation."""
     pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
-    x = _from_float16(arrays, f"{UNROTATED}crossed.x", _unrotated_shares(n, totals))
-    where = f"{UNROTATED}{SKETCH}"
-    if f"{where}y" not in arrays:
-        return Unrotated(pivot, n, x, xx)
-    whole = Unrotated(pivot, n, x, xx, layout.spans)
-    directions, power = arrays[f"{where}directions"], arrays[f"{where}power"]
-    y = _from_float16(arrays, f"{where}y", _unrotated_sketch_shares(whole, directions))
-    return replace(whole, sketch=Sketch(directions, np.ascontiguousarray(y.swapaxes(-1, -2)), power))
+    directions = arrays.get(f"{UNROTATED}{SKETCH}directions")
+    unrotated = Unrotated(pivot, n, totals, xx)
+    if directions is not None:
+        power = arrays[f"{UNROTATED}{SKETCH}power"]
+        unrotated = Unrotated(pivot, n, totals, xx, layout.spans, Sketch(directions, power, power))
+    shares = _shares_before(unrotated, totals)
+    unrotated = replace(unrotated, x=_unrounded(arrays, f"{UNROTATED}crossed.x", shares))
+    if unrotated.sketch is None:
+        return unrotated
+    y = np.ascontiguousarray(_unrounded(arrays, f"{UNROTATED}{SKETCH}y", shares).swapaxes(-1, -2))
+    return replace(unrotated, sketch=replace(unrotated.sketch, y=y))
 
 
-def _unpack_sketch(arrays: Arrays, counted: KindMoments) -> Sketch:
-    directions, power = arrays[f"{SKETCH}directions"], arrays[f"{SKETCH}power"]
-    y = _from_float16(arrays, f"{SKETCH}y", _sketch_shares(counted, directions))
-    return Sketch(directions, np.ascontiguousarray(y.swapaxes(-1, -2)), power)
-
-
-def _to_float16(name: str, values: NDArray[Any], shares: Array) -> Arrays:
-    """Differences from the shares, in units of the largest of each vector, and these units."""
-    differences = values - shares
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale = np.nan_to_num(np.abs(differences).max(axis=-1), nan=0.0, posinf=0.0).astype(np.float32)
-        units = divided(differences, scale[..., None])
-        return {name: np.clip(units, -1, 1).astype(np.float16), f"{name}.scale": scale}
-
-
-def _from_float16(arrays: Arrays, name: str, shares: Array) -> NDArray[np.float32]:
+def _unrounded(arrays: Arrays, name: str, shares: Arrays) -> NDArray[np.float32]:
     differences = arrays[name].astype(np.float32) * arrays[f"{name}.scale"][..., None]
-    return np.asarray(shares + differences, dtype=np.float32)
+    return np.asarray(shares[name] + differences, dtype=np.float32)
 
 
-def _bucket_shares(sums: KindMoments, name: str) -> Array:
-    """Shares of each bucket's sums: (heads, buckets, groups, d)."""
-    whole: Array = getattr(sums.buckets, name)
-    return divided(sums.crossed.n, sums.buckets.n[:, :, None])[..., None] * whole[:, :, None, :]
+def _shares(buckets: SecondMoments, n: Array, layout: Layout, directions: NDArray[np.float32] | None) -> Arrays:
+    """What groups with `n` tokens (heads, buckets, groups) would have of all groups' sums, by the array's name."""
+    of_bucket = divided(n, buckets.n[:, :, None])[..., None]
+    shares = {f"crossed.{name}": of_bucket * getattr(buckets, name)[:, :, None, :] for name in ("x", "xu")}
+    for name, spans in (("groups.xx", layout.spans), (f"{SKETCH}y", layout.sketch_spans)):
+        if name != "groups.xx" and directions is None:
+            continue
+        parts = []
+        for span in spans:
+            share = divided(n[:, span].sum(axis=1), buckets.n[:, span].sum(axis=1)[:, None])[..., None]
+            squares = buckets.xx[:, span].sum(axis=1)  # of all groups: (heads, packed)
+            with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
+                if name == "groups.xx" or directions is None:
+                    parts.append(share * squares[:, None])
+                else:  # along the directions: (heads, groups, m, d)
+                    full = np.take(squares, square(directions.shape[1]), axis=-1)
+                    along = directions.astype(np.float64).swapaxes(1, 2) @ full
+                    parts.append(share[..., None] * along[:, None])
+        shares[name] = np.stack(parts, axis=2)
+    return shares
 
 
-def _span_shares(sums: KindMoments) -> Array:
-    """Shares of the squares over each span: (heads, groups, spans, packed)."""
-    with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
-        parts = [_token_share(sums, span) * sums.buckets.xx[:, span].sum(axis=1)[:, None] for span in sums.spans]
-    return np.stack(parts, axis=2)
+def _shares_before(sums: Unrotated, totals: NDArray[Any]) -> Arrays:
+    """The same of what was summed before rotation; `totals` (heads, buckets, d) are of all groups."""
+    of_bucket = divided(sums.n, sums.n.sum(axis=1, keepdims=True))[..., None]
+    shares = {f"{UNROTATED}crossed.x": np.asarray(of_bucket * totals[:, :, None, :])}
+    if sums.sketch is not None:
+        directions = sums.sketch.directions
+        n = np.stack([sums.n[span].sum(axis=0) for span in sums.spans], axis=1)  # (groups, spans)
+        with np.errstate(invalid="ignore"):
+            squares = np.take(sums.xx.astype(np.float64), square(directions.shape[1]), axis=-1)
+            along = directions.astype(np.float64).swapaxes(1, 2) @ squares  # over all spans: (heads, m, d)
+        shares[f"{UNROTATED}{SKETCH}y"] = (n / max(n.sum(), 1.0))[None, :, :, None, None] * along[:, None, None]
+    return shares
 
 
-def _sketch_shares(sums: KindMoments, directions: NDArray[Any]) -> Array:
-    """Shares of the sketches: (heads, groups, spans, m, d)."""
-    parts = []
-    with np.errstate(invalid="ignore"):
-        for span in sums.layout.sketch_spans:
-            squares = np.take(sums.buckets.xx[:, span].sum(axis=1), square(directions.shape[1]), axis=-1)
-            whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
-            parts.append(_token_share(sums, span)[..., None] * whole[:, None])
-    return np.stack(parts, axis=2)
+# -- checks ------------------------------------------------------------------------------------------------
 
 
-def _unrotated_sketch_shares(sums: Unrotated, directions: NDArray[Any]) -> Array:
-    """Shares of the sketches before rotation, (heads, groups, spans, m, d), of the squares over all spans together."""
-    n = np.stack([sums.n[span].sum(axis=0) for span in sums.spans], axis=1)  # (groups, spans)
-    with np.errstate(invalid="ignore"):
-        squares = np.take(sums.xx.astype(np.float64), square(directions.shape[1]), axis=-1)
-        whole = directions.astype(np.float64).swapaxes(1, 2) @ squares
-    return np.asarray((n / max(n.sum(), 1.0))[None, :, :, None, None] * whole[:, None, None])
+def require_possible(where: str, sums: KindMoments) -> None:
+    """Refuse one layer's sums of queries or of keys that no tokens can have."""
+    of, before = sums.buckets, sums.unrotated
+    try:
+        for name, values in (("pivot", of.pivot), ("x", of.x), ("xu", of.xu), ("xx", of.xx)):
+            _refuse_unless(np.abs(values) <= LARGEST, f"{name} holds values that are not sums")
+        rest = () if before is None else (before.pivot, before.n, before.x, before.xx)
+        known = (sums.sketch, None if before is None else before.sketch)
+        sketch = [array for each in known if each is not None for array in (each.directions, each.y, each.power)]
+        # What is float32 or float16 may have overflowed, which only errors suffer from.
+        for array in (sums.groups, sums.crossed.x, sums.crossed.xu, *rest, *sketch):
+            _refuse_unless(~np.isnan(array), "it holds values that are not numbers")
+        _require_counts(sums)
+        _require_squares(of)
+        _require_windows(sums)
+        _require_groups(sums)
+        if before is not None:
+            require_unrotated(before, sums.crossed.n)
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
 
 
-def _token_share(sums: KindMoments, span: slice) -> Array:
-    """Each group's share of the tokens: (heads, groups, 1)."""
-    n, whole = sums.crossed.n[:, span].sum(axis=1), sums.buckets.n[:, span].sum(axis=1)
-    return divided(n, whole[:, None])[..., None]
+def require_documents(documents: NDArray[np.int64], first: KindMoments) -> None:
+    """Refuse numbers of documents (groups, buckets) that do not fit the tokens of the first layer."""
+    tokens = first.crossed.n.max(axis=0).T
+    if not ((documents >= 0) & (documents <= tokens) & ((documents > 0) == (tokens > 0))).all():
+        raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
 
 
-def _unrotated_shares(n: Array, totals: NDArray[Any]) -> Array:
-    return np.asarray(divided(n, n.sum(axis=1, keepdims=True))[..., None] * totals[:, :, None, :])
+def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:
+    """Refuse sums before rotation that do not fit `tokens` (heads, buckets, groups); ValueError says why."""
+    n = unrotated.n
+    possible = (n >= 0) & (n == np.floor(n)) & (n <= tokens.max(axis=0))
+    _refuse_unless(possible, "counts before rotation that no tokens can have")
+    whole = unrotated.whole()
+    finite = np.isfinite(whole.xx).all(axis=-1) & np.isfinite(whole.x).all(axis=-1)  # float32 may have overflowed
+    root = _checked_roots(whole.xx[finite], COARSE, " before rotation")
+    bound = np.sqrt(whole.n[finite])[:, None] * root * (1 + COARSE)
+    _refuse_unless(np.abs(whole.x[finite]) <= bound, "sums before rotation that no tokens can have")
+
+
+def _require_counts(sums: KindMoments) -> None:
+    """Whole numbers of tokens, at positions of their bucket."""
+    scale = sums.layout.scale
+    low, stop = np.array(list(pairwise(sums.layout.edges)), dtype=np.float64).T[..., None]
+    low, high = low / scale, (stop - 1) / scale
+    for counts in (sums.buckets, sums.crossed):
+        n, u, uu = (values.reshape(*values.shape[:2], -1) for values in (counts.n, counts.u, counts.uu))
+        possible = (n >= 0) & (n == np.floor(n)) & (n <= 2**53)
+        possible &= (low * n * (1 - SLACK) <= u) & (u <= high * n * (1 + SLACK))
+        possible &= (low * u * (1 - SLACK) <= uu) & (uu <= high * u * (1 + SLACK)) & (u * u <= n * uu * (1 + SLACK))
+        _refuse_unless(possible, "counts that no tokens can have")
+    same = np.array(np.array_equal(sums.buckets.n.sum(axis=1), sums.crossed.n.sum(axis=(1, 2))))
+    _refuse_unless(same, "buckets and groups count different tokens")
+
+
+def _require_squares(of: SecondMoments) -> None:
+    """Squares, and products of every two coordinates and of each with position, of every bucket."""
+    root = _checked_roots(of.xx, ROUNDING)
+    tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
+    _refuse_unless(np.abs(of.x) <= tokens * root * (1 + ROUNDING), "sums that no tokens can have")
+    inverse = divided(np.ones_like(of.n), of.n)[..., None]
+    spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
+    width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
+    fits = np.abs(of.xu - of.x * of.u[..., None] * inverse) <= spread * width + ROUNDING * places * root
+    _refuse_unless(fits, "covariances with position that no tokens can have")
+
+
+def _require_windows(sums: KindMoments) -> None:
+    """The sums up to the end of each span, as one Gram matrix of 1, position and vector: positive semidefinite."""
+    for stop in {span.stop for span in sums.layout.spans}:
+        of = sums.buckets.summed(slice(0, stop))
+        size = of.pivot.shape[1] + 2
+        gram = np.empty((len(of.n), size, size))
+        gram[:, 0, 0], gram[:, 1, 1] = of.n, of.uu
+        gram[:, 0, 1] = gram[:, 1, 0] = of.u
+        gram[:, 0, 2:] = gram[:, 2:, 0] = of.x
+        gram[:, 1, 2:] = gram[:, 2:, 1] = of.xu
+        gram[:, 2:, 2:] = np.take(of.xx, square(size - 2), axis=-1)
+        root = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+        root = np.where(root > 0, root, 1.0)
+        gram /= root[:, :, None] * root[:, None, :]
+        gram += ROUNDING * np.eye(size)
+        try:
+            np.linalg.cholesky(gram)
+        except np.linalg.LinAlgError:
+            raise ValueError("its second moments are not positive semidefinite") from None
+
+
+def _require_groups(sums: KindMoments) -> None:
+    """No group has more than all groups have together."""
+    diagonal = square(sums.buckets.pivot.shape[1]).diagonal()
+    squares = sums.buckets.xx[..., diagonal]
+    for number, span in enumerate(sums.layout.spans):
+        whole = squares[:, span].sum(axis=1)[:, None]
+        own = sums.groups[:, :, number, diagonal]
+        slack = COARSE * whole.max(axis=-1, keepdims=True)
+        fits = (own >= -slack) & (own <= whole + slack) | ~np.isfinite(own)
+        _refuse_unless(fits, "squares of document groups that no tokens can have")
+    for counts, vectors in ((sums.crossed.n, sums.crossed.x), (sums.crossed.uu, sums.crossed.xu)):
+        bound = np.sqrt(counts)[..., None] * np.sqrt(squares)[:, :, None]
+        fits = np.abs(vectors) <= bound + COARSE * bound.max(axis=-1, keepdims=True)
+        _refuse_unless(fits | ~np.isfinite(vectors), "sums of document groups that no tokens can have")
+
+
+def _checked_roots(xx: Array, slack: float, what: str = "") -> Array:
+    """The roots of the sums of squares; refuses negative ones, and products that are too large for them."""
+    width = int(np.sqrt(2 * xx.shape[-1]))
+    squares = xx[..., square(width).diagonal()]
+    _refuse_unless(squares >= 0, f"squares{what} that no tokens can have")
+    root, (rows, columns) = np.sqrt(squares), triangle(width)
+    fits = np.abs(xx) <= root[..., rows] * root[..., columns] * (1 + slack)
+    _refuse_unless(fits, f"products{what} that no tokens can have")
+    return np.asarray(root)
+
+
+def _refuse_unless(possible: NDArray[np.bool_], what: str) -> None:
+    if not possible.all():
+        raise ValueError(what)

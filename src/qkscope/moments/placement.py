@@ -6,7 +6,7 @@ gather that fills equal blocks of every bucket, the last of them with tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -43,15 +43,11 @@ class PlacedTokens:
         arrays = (self.rows, self.tokens, self.positions, self.buckets, self.groups)
         return PlacedTokens(self.layout, *(array[chosen] for array in arrays))
 
-    @property
-    def cells(self) -> NDArray[np.intp]:
-        """Group × bucket of each, as one number."""
-        return self.groups * self.layout.buckets + self.buckets
-
     def summed(self, values: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """Sums of a value of each token (by default 1) per group and bucket."""
-        sums = np.bincount(self.cells, weights=values, minlength=self.layout.groups * self.layout.buckets)
-        return sums.reshape(self.layout.groups, self.layout.buckets).astype(np.float64)
+        shape = self.layout.groups, self.layout.buckets
+        cells = self.groups * self.layout.buckets + self.buckets
+        return np.bincount(cells, weights=values, minlength=shape[0] * shape[1]).reshape(shape).astype(np.float64)
 
     @cached_property
     def members(self) -> dict[int, NDArray[np.float32]]:
@@ -104,9 +100,10 @@ class BatchPlacement:
     @cached_property
     def documents(self) -> NDArray[np.int64]:
         """Rows that have a token there (groups, buckets)."""
-        size = self.layout.groups * self.layout.buckets
-        once = np.unique(self.summed.rows * size + self.summed.cells) % size
-        return np.bincount(once, minlength=size).reshape(self.layout.groups, self.layout.buckets)
+        documents = np.zeros((self.layout.groups, self.layout.buckets), dtype=np.int64)
+        rows, buckets = np.unique(np.stack([self.summed.rows, self.summed.buckets]), axis=1)
+        np.add.at(documents, (np.asarray(self.groups, dtype=np.intp)[rows], buckets), 1)
+        return documents
 
     def sample(self, count: int, window: int | None = None) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Rows and tokens of about `count` evenly spaced ones, whose positions are below `window`."""
@@ -117,21 +114,35 @@ class BatchPlacement:
         return summed.rows[chosen], summed.tokens[chosen]
 
     @cached_property
+    def whole_rows(self) -> NDArray[np.bool_]:
+        """Rows whose positions are 0, 1, 2, …"""
+        return np.asarray((self.positions == np.arange(self.positions.shape[1])).all(axis=1))
+
+    @cached_property
     def pieces(self) -> list[Piece]:
         """The batch for the host."""
-        return split_into_pieces(self.layout, self.positions, self.groups)
+        pieces: list[Piece] = []
+        for group in sorted(set(self.groups)):
+            rows = [row for row, of in enumerate(self.groups) if of == group]
+            if whole := [row for row in rows if self.whole_rows[row]]:
+                pieces.extend(_prefix_pieces(self.layout, whole, self.positions.shape[1], group))
+            for row in (row for row in rows if not self.whole_rows[row]):  # one gather per bucket
+                of_row = self.summed.where(self.summed.rows == row)
+                for bucket in np.unique(of_row.buckets).tolist():
+                    of = of_row.where(of_row.buckets == bucket)
+                    for begin in range(0, len(of.tokens), PIECE_TOKENS):
+                        part = slice(begin, begin + PIECE_TOKENS)
+                        tokens, t = of.tokens[part], of.positions[part][None]
+                        pieces.append(_piece(self.layout, [row], tokens, slice(bucket, bucket + 1), group, t))
+        return pieces
 
     @cached_property
     def blocks(self) -> list[GroupBlocks]:
         """The batch for an accelerator: one gather for each group, mostly one."""
-        groups = sorted(set(self.summed.groups.tolist()))
-        return [_group_blocks(self.summed.where(self.summed.groups == g), g, self._runs_of(g)) for g in groups]
-
-    def _runs_of(self, group: int) -> tuple[BucketRun, ...]:
-        """The buckets of a batch whose rows are all of this group and all whole; none of any other."""
-        alone = all(each == group for each in self.groups) and all(_is_prefix(row) for row in self.positions)
-        length = self.positions.shape[1]
-        return tuple(_runs(self.layout, length, widest=length)) if alone else ()
+        groups, length = sorted(set(self.summed.groups.tolist())), self.positions.shape[1]
+        plain = len(set(self.groups)) == 1 and bool(self.whole_rows.all())
+        runs = tuple(_runs(self.layout, length, widest=length)) if plain else ()
+        return [_group_blocks(self.summed.where(self.summed.groups == group), group, runs) for group in groups]
 
 
 # -- for an accelerator ------------------------------------------------------------------------------------
@@ -236,26 +247,9 @@ class Piece:
     sketched: tuple[tuple[int, slice], ...]  # the same for the spans of sketches
 
 
-def split_into_pieces(layout: Layout, positions: NDArray[np.int64], groups: Sequence[int]) -> list[Piece]:
-    """Split a batch with `positions` (rows, tokens; PADDING where there is none) into pieces."""
-    pieces: list[Piece] = []
-    for group in sorted(set(groups)):
-        rows = [row for row, of in enumerate(groups) if of == group]
-        plain = [row for row in rows if _is_prefix(positions[row])]
-        if plain:
-            pieces.extend(_prefix_pieces(layout, plain, positions.shape[1], group))
-        for row in (row for row in rows if row not in plain):
-            pieces.extend(_scattered_pieces(layout, row, positions[row], group))
-    return pieces
-
-
-def _is_prefix(positions: NDArray[np.int64]) -> bool:
-    return bool(np.array_equal(positions, np.arange(len(positions))))
-
-
 def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> Iterator[Piece]:
     """Pieces of rows whose positions are 0, 1, 2, …: slices, and runs of equally wide buckets taken together."""
-    for first, last, start, width in _runs(layout, length):
+    for first, last, start, width in _runs(layout, length, PIECE_TOKENS):
         per_piece = max(1, PIECE_TOKENS // (width * len(rows)))
         for bucket in range(first, last, per_piece):
             end = min(bucket + per_piece, last)
@@ -266,33 +260,19 @@ def _prefix_pieces(layout: Layout, rows: list[int], length: int, group: int) -> 
             yield _piece(layout, rows, slice(begin, stop), slice(bucket, end), group, t)
 
 
-def _runs(layout: Layout, length: int, widest: int | None = None) -> Iterator[BucketRun]:
-    """Consecutive buckets that are equally filled; a bucket wider than `widest` (PIECE_TOKENS) is cut."""
-    run: list[int] | None = None
-    widest = PIECE_TOKENS if widest is None else widest
+def _runs(layout: Layout, length: int, widest: int) -> list[BucketRun]:
+    """Consecutive buckets that are equally filled by a row of this length; a bucket wider than `widest` is cut."""
+    runs: list[BucketRun] = []
     for bucket, (left, right) in enumerate(pairwise(layout.edges)):
-        start, stop = max(left, layout.skip_positions), min(right, length)
-        for begin in range(start, stop, widest):
+        stop = min(right, length)
+        for begin in range(max(left, layout.skip_positions), stop, widest):
             width = min(widest, stop - begin)
-            if run and run[3] == width and run[1] == bucket and begin == run[2] + (run[1] - run[0]) * width:
-                run[1] = bucket + 1
-                continue
-            if run:
-                yield run[0], run[1], run[2], run[3]
-            run = [bucket, bucket + 1, begin, width]
-    if run:
-        yield run[0], run[1], run[2], run[3]
-
-
-def _scattered_pieces(layout: Layout, row: int, positions: NDArray[np.int64], group: int) -> Iterator[Piece]:
-    """Pieces of one row with padding or sampled positions: one gather per bucket."""
-    included = np.flatnonzero((positions >= layout.skip_positions) & (positions != PADDING))
-    buckets = np.searchsorted(layout.edges, positions[included], side="right") - 1
-    for bucket in np.unique(buckets):
-        tokens = included[buckets == bucket]
-        for begin in range(0, len(tokens), PIECE_TOKENS):
-            part = tokens[begin : begin + PIECE_TOKENS]
-            yield _piece(layout, [row], part, slice(int(bucket), int(bucket) + 1), group, positions[part][None])
+            first, last, start, of_run = runs[-1] if runs else (0, 0, 0, 0)
+            if of_run == width and last == bucket and begin == start + (last - first) * width:
+                runs[-1] = first, bucket + 1, start, width
+            else:
+                runs.append((bucket, bucket + 1, begin, width))
+    return runs
 
 
 def _piece(
@@ -303,16 +283,14 @@ def _piece(
     group: int,
     t: NDArray[np.int64],
 ) -> Piece:
+    """A piece of tokens at positions t, with the spans that meet its buckets."""
     steps = (t - np.array(layout.middles[buckets])[:, None]).astype(np.float32)
-    inside = (_inside(spans, buckets) for spans in (layout.spans, layout.sketch_spans))
+    inside = [
+        tuple(
+            (number, slice(max(span.start - buckets.start, 0), min(span.stop, buckets.stop) - buckets.start))
+            for number, span in enumerate(spans)
+            if max(span.start, buckets.start) < min(span.stop, buckets.stop)
+        )
+        for spans in (layout.spans, layout.sketch_spans)
+    ]
     return Piece(rows, tokens, buckets, group, steps, *inside)
-
-
-def _inside(spans: Sequence[slice], buckets: slice) -> tuple[tuple[int, slice], ...]:
-    """The spans that meet these buckets, and which of the buckets, counted from the first, lie in each."""
-    inside = []
-    for number, span in enumerate(spans):
-        first, last = max(span.start, buckets.start), min(span.stop, buckets.stop)
-        if first < last:
-            inside.append((number, slice(first - buckets.start, last - buckets.start)))
-    return tuple(inside)

@@ -20,14 +20,13 @@ without float64 keep `squares` in float32 with the rounding of every addition in
 
 Queries and keys go through the same few calls: subtract the pivot into columns that also hold ones and positions,
 multiply, add to the sums. The pivot is near the mean of the first tokens seen, so that what is squared is the spread.
-There are two ways of doing it, chosen by the device (host_arithmetic.py, device_arithmetic.py); both make the same
-sums.
+There are two ways of doing it, chosen by the device (arithmetic.py); both make the same sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -36,12 +35,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkscope.layers import LayerFacts, Rotation
-from qkscope.moments.device_arithmetic import DeviceArithmetic
+from qkscope.layers import Rotation
+from qkscope.moments.arithmetic import DeviceArithmetic, HostArithmetic
 from qkscope.moments.first_batch import choose_directions, coarse_mean
-from qkscope.moments.host_arithmetic import HostArithmetic
 from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
-from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
+from qkscope.moments.layout import Layout, sketch_blocks
 from qkscope.moments.placement import BatchPlacement, PlacedTokens
 from qkscope.moments.second_moments import Array, Kind, SecondMoments, square, triangle
 from qkscope.moments.sizes import cell_size
@@ -89,13 +87,6 @@ class RunningSums:
         self._minus_unrotated_pivot: Tensor | None = None  # (heads, 1, width)
         self.unrotated_counts = np.zeros((layout.groups, layout.buckets))
 
-    @classmethod
-    def of_layer(cls, layout: Layout, facts: LayerFacts, device: torch.device) -> RunningSums:
-        """No sums yet, for a layer's queries and keys."""
-        return cls(
-            layout, heads_by_kind(facts), facts.head_dim, device, facts.rotation, unrotated=can_unrotate(layout, facts)
-        )
-
     def _start_sketches(self) -> None:
         layout, spans, count = self.layout, len(self.layout.sketch_spans), sum(self.heads.values())
         size, blocks = sketch_blocks(layout, self.heads, self.width)
@@ -104,8 +95,10 @@ class RunningSums:
         self.sketches = zeros(layout.groups, len(owners) if spans else 0, spans, self.width, size)
         self.powers = zeros(layout.groups, count if spans else 0, spans)
         self.directions: Tensor | None = None  # (blocks, width, m): Ω, decided by the first batch
+        self._spans = torch.arange(spans, device=self.device)[:, None]
         self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
-        self.diagonal = torch.from_numpy(_diagonal(self.width) if spans else np.zeros(0, np.float32)).to(self.device)
+        self.diagonal = zeros(self.half**2 + (self.width - self.half) * self.width)  # 1 where these have that of Σxxᵀ
+        self.diagonal[torch.from_numpy(_places(self.width)[np.diagonal(square(self.width))])] = 1.0
 
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
@@ -137,22 +130,26 @@ class RunningSums:
         """
         if not len(placed.summed.rows):
             return
-        arithmetic = scratch.arithmetic(self.device)
-        if self.pivot is None:
-            self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
-            if self.layout.sketch_spans or self.unrotated_spans:
-                self.directions, self.unrotated_directions = choose_directions(self, vectors, placed)
-        arithmetic.add(self, vectors, placed)
-        self.counts += placed.counts
-        if self.unrotated and len(placed.unrotated.rows):
-            like = next(iter(vectors.values()))
-            unrotation = scratch.unrotation(self.rotation, placed.unrotated, like, self.unrotated_spans)
-            self._add_unrotated(vectors, unrotation, arithmetic)
+        # Where a model runs in autocast, products of float32 would be rounded to half precision, too.
+        of = self.device.type
+        autocast = torch.amp.is_autocast_available(of) and torch.is_autocast_enabled(of)
+        with torch.autocast(of, enabled=False) if autocast else nullcontext():
+            arithmetic = scratch.arithmetic(self.device)
+            if self.pivot is None:
+                self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
+                if self.layout.sketch_spans or self.unrotated_spans:
+                    self.directions, self.unrotated_directions = choose_directions(self, vectors, placed)
+            arithmetic.add(self, vectors, placed)
+            self.counts += placed.counts
+            if self.unrotated and len(placed.unrotated.rows):
+                like = next(iter(vectors.values()))
+                unrotation = scratch.unrotation(self.rotation, placed.unrotated, like, self.unrotated_spans)
+                self._add_unrotated(vectors, unrotation, arithmetic)
 
     def _add_unrotated(
         self, vectors: Mapping[Kind, Tensor], unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
     ) -> None:
-        """Add the vectors before rotation of some of these tokens."""
+        """Add the vectors y before rotation of some of these tokens, and each group's Σy, Σ(Ωᵀy)yᵀ and Σ|y|²."""
         chosen = unrotation.chosen(vectors)
         if self.unrotated_pivot is None:
             none = torch.zeros(chosen.shape[0], 1, chosen.shape[2], dtype=torch.float32, device=chosen.device)
@@ -160,29 +157,23 @@ class RunningSums:
             self.unrotated_pivot = torch.where(torch.isfinite(mean), mean, 0.0).to(torch.float32)
             self._minus_unrotated_pivot = -self.unrotated_pivot[:, None, :]
         assert self._minus_unrotated_pivot is not None
-        y = unrotation.apply(chosen, self._minus_unrotated_pivot)
+        y = unrotation.apply(chosen, self._minus_unrotated_pivot)  # (heads, tokens, width)
         squares = self.unrotated_squares.to(y.dtype)  # itself, unless the vectors are float64
         torch.baddbmm(squares, y.transpose(1, 2), y, out=squares)
         if squares is not self.unrotated_squares:
             self.unrotated_squares.copy_(squares)
+        self.unrotated_counts += unrotation.tokens.summed()
         if self.unrotated_directions is None:
             for group, members in unrotation.members.items():
                 arithmetic.add_product(self.unrotated_sums[:, group], members, y)
-        else:
-            self._add_unrotated_sketches(y, self.unrotated_directions.to(y.dtype), unrotation, arithmetic)
-        self.unrotated_counts += unrotation.tokens.summed()
-
-    def _add_unrotated_sketches(
-        self, y: Tensor, directions: Tensor, unrotation: Unrotation, arithmetic: HostArithmetic | DeviceArithmetic
-    ) -> None:
-        """Add each group's Σy and Σ(Ωᵀy)yᵀ, which one product makes, and Σ|y|²; y is (heads, tokens, width)."""
+            return
+        directions = self.unrotated_directions.to(y.dtype)
         along = torch.bmm(directions.transpose(1, 2), y.transpose(1, 2))[:, None]  # (heads, 1, m, tokens)
         power, buckets = torch.einsum("htd,htd->ht", y, y), self.layout.buckets
         for group, in_span in unrotation.in_span.items():
             left = unrotation.left(group, len(y), self.unrotated_sums.shape[2])
-            rows = torch.unflatten(left[:, buckets:], 1, (len(in_span), -1))
-            torch.mul(along, in_span[:, None], out=rows)
-            arithmetic.add_product(self.unrotated_sums[:, group], left, y)
+            torch.mul(along, in_span[:, None], out=torch.unflatten(left[:, buckets:], 1, (len(in_span), -1)))
+            arithmetic.add_product(self.unrotated_sums[:, group], left, y)  # one product for Σy and Σ(Ωᵀy)yᵀ
             target = self.unrotated_powers[group]
             if y.dtype == target.dtype:
                 torch.addmm(target, power, in_span.T, out=target)
@@ -217,8 +208,7 @@ class RunningSums:
         if self.owners is None:
             full = squares.index_select(2, places)
         else:
-            spans = _numbers(squares.shape[1], self.device)
-            full = squares[self.owners[:, None, None], spans[:, None], places]
+            full = squares[self.owners[:, None, None], self._spans, places]
         rows = torch.unflatten(full, 2, (self.width, self.width)).flatten(1, 2)  # (blocks, spans × width, width)
         target = self.sketches[group].flatten(1, 2)
         torch.baddbmm(target, rows, self.directions, out=target)
@@ -228,58 +218,50 @@ class RunningSums:
         if self.pivot is None:
             raise ValueError("nothing was added")
         by_kind: dict[Kind, KindMoments] = {}
-        first = 0
+        first, first_block, blocks = 0, 0, sketch_blocks(self.layout, self.heads, self.width)[1]
         for kind, count in self.heads.items():
             heads = slice(first, first + count)
-            pivot = _numpy(self.pivot[heads])
-            crossed = self._crossed(heads)
-            buckets = self._buckets(heads, pivot, crossed)
-            groups, sketch = self._groups(heads, buckets), self._sketch(kind, heads)
-            by_kind[kind] = KindMoments(buckets, crossed, groups, self.layout, self._unrotated(heads), sketch)
-            first += count
+            owned = slice(first_block, first_block + count * blocks[kind])
+            by_kind[kind] = self._to_host(heads, self._sketch(heads, owned, blocks[kind]))
+            first, first_block = heads.stop, owned.stop
         return by_kind
 
-    def _buckets(self, heads: slice, pivot: Array, crossed: FirstMoments) -> SecondMoments:
-        cells = _numpy(self.squares[heads])
+    def _to_host(self, heads: slice, sketch: Sketch | None) -> KindMoments:
+        """The sums of some heads."""
+        cells = _numpy(self.squares[heads], np.float64)
         if self.carry is not None:
-            cells = cells + _numpy(self.carry[heads])
-        x, xu = self._first_sums(cells[..., -2 * self.width :])
-        n, u, uu = (part.sum(axis=2) for part in (crossed.n, crossed.u, crossed.uu))
-        return SecondMoments(pivot, n, u, uu, x, xu, np.take(cells, _places(self.width), axis=-1))
-
-    def _groups(self, heads: slice, buckets: SecondMoments) -> NDArray[np.float32]:
-        """The squares of every group over each span, the last group's from those of all."""
-        others = np.take(_numpy(self.groups[heads], np.float32), _places(self.width), axis=-1)
+            cells = cells + _numpy(self.carry[heads], np.float64)
+        counts = np.repeat(self.counts.transpose(2, 1, 0)[:, None], len(cells), axis=1)  # (3, heads, buckets, groups)
+        pivot = _numpy(self.pivot[heads], np.float64)
+        places = _places(self.width)
+        firsts = self._first_sums(cells[..., -2 * self.width :])
+        buckets = SecondMoments(pivot, *counts.sum(axis=3), *firsts, np.take(cells, places, axis=-1))
+        by_bucket = _numpy(self.crossed[heads], np.float64).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
+        crossed = FirstMoments(*counts, *(part.astype(np.float32) for part in self._first_sums(by_bucket)))
+        # The squares of every group over each span, the last group's from those of all.
+        others = np.take(_numpy(self.groups[heads]), places, axis=-1)
         whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
         with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
             last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
         last[np.isnan(last)] = np.inf
         if not self.counts[-1, :, 0].any():
             last[:] = 0.0  # rounding is no group
-        return np.concatenate([others, last[:, None]], axis=1)
+        groups = np.concatenate([others, last[:, None]], axis=1)
+        return KindMoments(buckets, crossed, groups, self.layout, self._unrotated(heads), sketch)
 
-    def _sketch(self, kind: Kind, heads: slice) -> Sketch | None:
+    def _sketch(self, heads: slice, owned: slice, blocks: int) -> Sketch | None:
+        """The sketches of some heads, of which each has so many blocks of directions."""
         if self.directions is None:
             return None
-        blocks = sketch_blocks(self.layout, self.heads, self.width)[1]
-        first = 0 if kind == next(iter(self.heads)) else len(self.directions) - self.heads[kind] * blocks[kind]
-        mine = slice(first, first + self.heads[kind] * blocks[kind])
-        shape = (self.heads[kind], blocks[kind])
-        directions = _numpy(self.directions[mine], np.float32).reshape(*shape, self.width, -1)
-        y = _numpy(self.sketches[:, mine], np.float32)
-        y = y.reshape(len(y), *shape, *y.shape[2:]).transpose(1, 0, 3, 4, 2, 5)  # (heads, groups, spans, d, blocks, m)
+        count, width = heads.stop - heads.start, self.width
+        directions = _numpy(self.directions[owned]).reshape(count, blocks, width, -1).transpose(0, 2, 1, 3)
+        y = _numpy(self.sketches[:, owned])
+        y = y.reshape(len(y), count, blocks, *y.shape[2:]).transpose(1, 0, 3, 4, 2, 5)
         return Sketch(
-            np.ascontiguousarray(directions.transpose(0, 2, 1, 3).reshape(shape[0], self.width, -1)),
-            _overflowed(y.reshape(*y.shape[:4], -1)),
-            _overflowed(_numpy(self.powers[:, heads], np.float32).swapaxes(0, 1)),
+            np.ascontiguousarray(directions.reshape(count, width, -1)),
+            _overflowed(y.reshape(*y.shape[:4], -1)),  # (heads, groups, spans, d, blocks × m)
+            _overflowed(_numpy(self.powers[:, heads]).swapaxes(0, 1)),
         )
-
-    def _crossed(self, heads: slice) -> FirstMoments:
-        by_bucket = _numpy(self.crossed[heads]).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
-        x, xu = self._first_sums(by_bucket)
-        counts = self.counts.transpose(2, 1, 0)  # (3, buckets, groups)
-        n, u, uu = (np.repeat(part[None], len(x), axis=0) for part in counts)
-        return FirstMoments(n, u, uu, x.astype(np.float32), xu.astype(np.float32))
 
     def _first_sums(self, cells: Array) -> tuple[Array, Array]:
         """Σx and Σxu of (heads, buckets, …, Σx | Σxs): u counts from position 0, scaled."""
@@ -290,34 +272,21 @@ class RunningSums:
     def _unrotated(self, heads: slice) -> Unrotated | None:
         if not self.unrotated:
             return None
-        rows, columns = triangle(self.width)
-        nothing = torch.zeros(sum(self.heads.values()), self.width)
-        before = _numpy(self.unrotated_squares[heads], np.float32)
-        sums, sketch = _numpy(self.unrotated_sums[heads], np.float32), None
+        (rows, columns), sums, sketch = triangle(self.width), _numpy(self.unrotated_sums[heads]), None
         if self.unrotated_directions is not None:
             y = sums[:, :, self.layout.buckets :]
             y = y.reshape(*y.shape[:2], len(self.unrotated_spans), -1, self.width).swapaxes(-1, -2)
-            sketch = Sketch(
-                _numpy(self.unrotated_directions[heads], np.float32),
-                _overflowed(y),
-                _overflowed(_numpy(self.unrotated_powers[:, heads], np.float32).swapaxes(0, 1)),
-            )
+            powers = _numpy(self.unrotated_powers[:, heads]).swapaxes(0, 1)
+            sketch = Sketch(_numpy(self.unrotated_directions[heads]), _overflowed(y), _overflowed(powers))
+        nothing = torch.zeros(heads.stop - heads.start, self.width)
         return Unrotated(
-            pivot=_numpy((nothing if self.unrotated_pivot is None else self.unrotated_pivot)[heads]),
+            pivot=_numpy(nothing if self.unrotated_pivot is None else self.unrotated_pivot[heads], np.float64),
             n=self.unrotated_counts.T.copy(),
             x=np.ascontiguousarray(sums[:, :, : self.layout.buckets].swapaxes(1, 2)),
-            xx=np.ascontiguousarray(before[:, rows, columns]),
+            xx=np.ascontiguousarray(_numpy(self.unrotated_squares[heads])[:, rows, columns]),
             spans=self.unrotated_spans if sketch is not None else (),
             sketch=sketch,
         )
-
-
-def _diagonal(width: int) -> NDArray[np.float32]:
-    """1 where Σaaᵀ | Σbxᵀ, flat, have the diagonal of Σxxᵀ, 0 elsewhere."""
-    half, (rows, columns) = width // 2, triangle(width)
-    cell = np.zeros(half * half + (width - half) * width, dtype=np.float32)
-    cell[_places(width)[rows == columns]] = 1.0
-    return cell
 
 
 def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -325,7 +294,7 @@ def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.where(np.isnan(sums), np.float32(np.inf), sums))
 
 
-def _numpy(tensor: Tensor, dtype: type = np.float64) -> NDArray[Any]:
+def _numpy(tensor: Tensor, dtype: type = np.float32) -> NDArray[Any]:
     return tensor.cpu().numpy().astype(dtype, copy=False)
 
 
@@ -339,11 +308,6 @@ def _places(width: int) -> NDArray[np.intp]:
 
 
 @lru_cache(maxsize=16)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, device=device)
-
-
-@lru_cache(maxsize=16)
 def _square_places(width: int, device: torch.device) -> Tensor:
     """Where the entries of a full square are in Σaaᵀ followed by Σbxᵀ, both flat."""
     return torch.from_numpy(_places(width)[square(width)].ravel()).to(device)
@@ -351,12 +315,6 @@ def _square_places(width: int, device: torch.device) -> Tensor:
 
 Way = Literal["host", "device"]
 ROTATIONS = 8  # inverse rotations kept: layers mostly share one; a batch of another length needs another
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Where a model runs in autocast, products of float32 would be rounded to half precision, too."""
-    here = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if here else nullcontext()
 
 
 class Scratch:

@@ -52,11 +52,6 @@ class SecondMoments:
     xu: Array  # (heads, ..., d)
     xx: Array  # (heads, ..., d (d + 1) / 2), upper triangle in row order
 
-    @property
-    def width(self) -> int:
-        """The vectors' dimension d."""
-        return int(self.pivot.shape[-1])
-
     def translated(self, pivot: Array) -> SecondMoments:
         """The same sums about another pivot."""
         if np.array_equal(pivot, self.pivot):
@@ -70,10 +65,6 @@ class SecondMoments:
     def __add__(self, other: SecondMoments) -> SecondMoments:
         other = other.translated(self.pivot)
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in SUMS})
-
-    def __sub__(self, part: SecondMoments) -> SecondMoments:
-        """The sums of all but `part`, which are about the same pivot."""
-        return replace(self, **{name: getattr(self, name) - getattr(part, name) for name in SUMS})
 
     def map(self, change: Callable[[Array], Array]) -> SecondMoments:
         """`change` applied to each of the sums."""
@@ -89,7 +80,7 @@ class SecondMoments:
             inverse = np.where(self.n > 0, 1.0 / self.n, np.nan)
             x = self.x * inverse[..., None]
             u = self.u * inverse
-            cov_xx = np.take(self.xx * inverse[..., None], square(self.width), axis=-1)
+            cov_xx = np.take(self.xx * inverse[..., None], square(self.pivot.shape[-1]), axis=-1)
             spread = np.trace(cov_xx, axis1=-2, axis2=-1)
             cov_xx -= x[..., :, None] * x[..., None, :]
             cov_xu = self.xu * inverse[..., None] - x * u[..., None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.config import config_text
+from qkscope.capture.load import config_text
 from qkscope.capture.source import ModelSource, find_source
 from qkscope.errors import StudyError, located
 from qkscope.study.heads import choose_heads, head_sample, layer_choice
@@ -40,9 +40,9 @@ def open_models(
     file: StudyFile, noted: OnNote, *, here: bool, trust_remote_code: bool, check_tensors: bool = True
 ) -> list[Model]:
     """All models of a study, in its order; the first problem is an error that names its checkpoint."""
+    from qkscope.capture.blueprint import require_tensors
     from qkscope.capture.hub import adapter_tokenizer
     from qkscope.capture.load import choose_device
-    from qkscope.capture.tensors import require_tensors
 
     study, checkpoints = file.study, file.study.resolved_checkpoints()
     choose_device(study.device, here=here)
@@ -92,8 +92,8 @@ def model_source(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) 
 
 def _configured(checkpoint: Checkpoint, unpinned: ModelSource, noted: OnNote) -> tuple[ModelSource, Any]:
     """The source at its commit, and its checked config, so that config and weights belong together."""
-    from qkscope.capture.config import check_config, load_config
     from qkscope.capture.hub import pin_revision
+    from qkscope.capture.load import check_config, load_config
 
     note_slow_file(unpinned, noted)
     source = pin_revision(unpinned, "config.json")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.adapter import is_adapter
-from qkscope.capture.config import MISSING, find_value, load_config
 from qkscope.capture.hub import pin_revision
+from qkscope.capture.load import MISSING, find_value, load_config
 from qkscope.capture.source import ModelSource, find_source
+from qkscope.capture.weights import ADAPTER
 from qkscope.errors import InputError, QkscopeError
 from qkscope.study.complete import why_incomplete
 from qkscope.study.numbers import NUMBER, numbers_in, step_in
@@ -140,7 +140,7 @@ def _source(path: Path) -> ModelSource:
 
 
 def _has_tokenizer(path: Path) -> bool:
-    return is_adapter(path) or any((path / name).is_file() for name in TOKENIZER)
+    return (path / ADAPTER).is_file() or any((path / name).is_file() for name in TOKENIZER)
 
 
 def _relative(target: Path, home: Path) -> str:

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from qkscope.capture.config import MISSING, find_value
 from qkscope.capture.fingerprint import attention_hashes, count_parameters, weights_file_state, weights_fingerprint
+from qkscope.capture.load import MISSING, find_value
 from qkscope.capture.probe import ProbedModel
 from qkscope.documents.encode import Encoder
 from qkscope.results.environment import environment
