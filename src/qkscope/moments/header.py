@@ -14,9 +14,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qkscope.errors import MomentsFileError
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MAX_LAYERS, LayerFacts, require_integer
+from qkscope.moments.attention_rows import AttentionSums
 from qkscope.moments.layout import Layout, can_unrotate, heads_by_kind, sketch_blocks
 
 SCHEMA = 3
@@ -26,6 +29,7 @@ MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
 MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
 COUNTS = ("n", "u", "uu")
+ROWS = "rows"  # in front of the names of what is summed of sampled rows
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8}
 DAMAGED = "it is truncated or damaged: capture it again"
 
@@ -108,7 +112,16 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
         for name, shape in rounded.items():
             of |= {name: ("F16", shape), f"{name}.scale": ("F32", shape[:-1])}
         arrays |= {f"{facts.layer}.{kind}.{name}": each for name, each in of.items()}
+    if layout.rows:
+        arrays |= {f"{facts.layer}.{ROWS}.{name}": each for name, each in attention_arrays(layout, facts).items()}
     return arrays
+
+
+def attention_arrays(layout: Layout, facts: LayerFacts) -> ArrayShapes:
+    """Name, type and shape of what is summed of a layer's sampled rows."""
+    empty = AttentionSums.zeros(layout, facts.q_heads)
+    of = {np.dtype(np.float64): "F64", np.dtype(np.float32): "F32"}
+    return {name: (of[array.dtype], array.shape) for name, array in vars(empty).items()}
 
 
 def _metadata(listed: Mapping[str, Any]) -> dict[str, str]:

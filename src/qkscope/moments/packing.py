@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
+from qkscope.moments.attention_rows import SCALARS, AttentionSums
 from qkscope.moments.header import DAMAGED
 from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout
@@ -166,6 +167,26 @@ def require_documents(documents: NDArray[np.int64], first: KindMoments) -> None:
     tokens = first.crossed.n.max(axis=0).T
     if not ((documents >= 0) & (documents <= tokens) & ((documents > 0) == (tokens > 0))).all():
         raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
+
+
+def require_rows(where: str, rows: AttentionSums) -> None:
+    """Refuse sums of sampled rows that no attention can have."""
+    weights = rows.scalars[..., SCALARS.index("sink") :]
+    count = rows.rows[None, :, :, None] * (1 + COARSE) + SLACK
+    of_group = rows.rows.sum(axis=0)[None, None, :, None] * (1 + COARSE) + SLACK
+    try:
+        for array in (rows.rows, rows.log_keys, rows.scalars, rows.mass, rows.keys, rows.square, rows.far):
+            _refuse_unless(np.isfinite(array), "it holds values that are not numbers")
+        _refuse_unless(rows.rows == np.floor(rows.rows), "counts that no rows can have")
+        for array in (rows.rows, rows.log_keys, rows.keys, rows.square, rows.far):
+            _refuse_unless(array >= 0, "sums that no attention can have")
+        _refuse_unless((weights >= -SLACK * count) & (weights <= count), "attention weights above 1 or below 0")
+        _refuse_unless(
+            (rows.mass >= -SLACK * of_group) & (rows.mass <= of_group), "attention weights above 1 or below 0"
+        )
+        _refuse_unless(~np.isnan(rows.largest) & (rows.largest < np.inf), "logits that are not numbers")
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
 
 
 def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:
