@@ -119,17 +119,16 @@ def test_sums_of_shards_add_up():
 
 
 def test_half_of_the_rows_lie_in_the_common_window_and_every_stratum_has_one():
-    positions = SampledPositions.of(LAYOUT).positions
-    assert positions.shape == (8, 6)
-    assert (np.sort(positions) == positions).all()
+    positions = SampledPositions.of(LAYOUT).of_documents(np.arange(40))
+    assert positions.shape == (40, 6)
     first, later = positions[:, :3], positions[:, 3:]
-    assert first.min() >= 1 and first.max() < 12
-    assert later.min() >= 12 and later.max() < 48
-    for strata, low, high in ((first, 1, 12), (later, 12, 48)):
-        stratum = (strata - low) * 3 // (high - low)
-        assert (np.abs(stratum - np.arange(3)) <= 1).all()
-    assert len(np.unique(positions)) > 20  # sets differ
-    np.testing.assert_array_equal(positions, SampledPositions.of(LAYOUT).positions)
+    assert first.min() == 1 and first.max() == 11
+    assert later.min() == 12 and later.max() == 47
+    for rows, low, high in ((first, 1, 12), (later, 12, 48)):
+        edges = low + (high - low) * np.arange(4) // 3
+        assert ((rows >= edges[:3]) & (rows < edges[1:])).all()
+    assert len(np.unique(positions)) > 40  # nearly all positions are seen
+    assert len(np.unique(positions[::8], axis=0)) >= 4  # also by the documents of one group
 
 
 def test_distance_bins_are_exact_where_small_and_have_powers_of_two_as_edges():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qkscope.layers import LayerFacts
-from qkscope.lenses.attention_measures import attention_measures, mass_by_distance
+from qkscope.lenses.attention import attention_measures, mass_by_distance
 from qkscope.moments.attention_rows import distance_edges
 from qkscope.moments.attention_running import AttentionRunning, RowBatch, SoftmaxRule
 from qkscope.moments.layout import Layout

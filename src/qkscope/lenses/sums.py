@@ -28,6 +28,8 @@ from qkscope.lenses.pca import (
     pooled_eigen,
 )
 from qkscope.lenses.stacks import MOST_BYTES, joined, repeated, taken
+from qkscope.moments.attention_rows import AttentionSums
+from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
@@ -88,6 +90,17 @@ class WindowSource:
 
 
 @dataclass(frozen=True)
+class SampledRows:
+    """Sums over a layer's sampled query rows, of the chosen heads."""
+
+    sums: AttentionSums
+    layout: Layout
+    tokens: NDArray[np.float64]  # (buckets, groups): summed
+    cells: slice  # the window's buckets
+    kept: NDArray[np.float64]  # (copies, groups): 0 for groups that a replicate lacks
+
+
+@dataclass(frozen=True)
 class LayerSums:
     """Statistics of one layer's queries and keys over a window; entry i belongs to `heads[i]`."""
 
@@ -139,6 +152,21 @@ class LayerSums:
             nearby = nearby_eigen(self.q, self.k, repeated(self.whole.eigen, self.copies), self.components)
             return matched_components(self.q, self.k, whole, nearby)
         return matched_components(self.q, self.k, whole, self.eigen)
+
+    @property
+    def sampled_rows(self) -> SampledRows | None:
+        """What was summed of sampled query rows; None where nothing was, or where the window cuts a part of them."""
+        source = self._source
+        moments, cells = source.moments, source.moments.cells(self.window)
+        rows = moments.attention(source.layer) if moments.layout.rows else None
+        if rows is None or not rows.rows.any() or cells.stop not in {span.stop for span in moments.layout.spans}:
+            return None
+        tokens = moments.layer_moments(source.layer)["q"].crossed.n[0]
+        kept = np.ones((self.copies, moments.layout.groups))
+        for copy, group in enumerate(self.lacking):
+            kept[copy, group] = 0.0
+        heads = np.array(self.heads[: len(self.heads) // self.copies], dtype=np.intp)
+        return SampledRows(rows.take(heads), moments.layout, tokens, cells, kept)
 
     # -- without documents --------------------------------------------------------------------------------
 

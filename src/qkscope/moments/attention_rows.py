@@ -12,6 +12,7 @@ octave. Distances leave out position 0, the attention sink, and so does `square`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -34,7 +35,6 @@ Single = NDArray[np.float32]
 # previous    weight on the position before it
 # unattended  weight on no key (learned sinks)
 SCALARS = ("row_max", "entropy", "sink", "sink4", "self", "previous", "unattended")
-SETS = 8  # of positions: documents take turns, so that more positions are seen than rows in a document
 GOLDEN = (5**0.5 - 1) / 2
 EXACT = 8  # distances below that are bins of their own
 PER_OCTAVE = 4  # bins above
@@ -57,14 +57,11 @@ class SampledPositions:
 
     parts: tuple[tuple[int, int], ...]  # first position of each, and the one behind its last; ascending
     spans: tuple[int, ...]  # the span of the layout in which each part lies
-    positions: NDArray[np.int64]  # (sets, rows)
+    seed: int
 
     @classmethod
     def of(cls, layout: Layout) -> SampledPositions:
-        """`layout.rows` positions, as many in each span of the layout, spread evenly within it.
-
-        Position 0, which sees itself alone, is never among them.
-        """
+        """`layout.rows` parts, as many in each span of the layout, of equal size within it; without position 0."""
         parts: list[tuple[int, int]] = []
         spans: list[int] = []
         for number, span in enumerate(layout.spans):
@@ -74,15 +71,14 @@ class SampledPositions:
             edges = [low + (high - low) * part // count for part in range(count + 1)] if count else []
             parts += pairwise(edges)
             spans += [number] * count
-        # Multiples of the golden ratio fill each part evenly, whatever the number of sets.
-        turn = np.arange(SETS)[:, None] + layout.rows_seed * len(parts) + np.arange(len(parts))
-        low, high = np.array(parts, dtype=np.int64).reshape(-1, 2).T
-        chosen = low + np.floor((turn * GOLDEN) % 1.0 * (high - low)).astype(np.int64)
-        return cls(tuple(parts), tuple(spans), chosen)
+        return cls(tuple(parts), tuple(spans), layout.rows_seed)
 
     def of_documents(self, documents: NDArray[np.intp]) -> NDArray[np.int64]:
         """(documents, rows): by each document's number in the corpus."""
-        return np.asarray(self.positions[documents % SETS])
+        low, high = np.array(self.parts, dtype=np.int64).reshape(-1, 2).T
+        # Multiples of the golden ratio fill each part evenly, whatever the number of documents.
+        place = (documents[:, None] + self.seed) * GOLDEN + np.arange(len(self.parts)) * np.sqrt(2.0)
+        return np.asarray(low + np.floor(place % 1.0 * (high - low)).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -116,6 +112,12 @@ class AttentionSums:
         scalars = np.zeros((heads, *cells, len(SCALARS)), np.float32)
         none = np.full(parts, -np.inf, np.float32)
         return cls(np.zeros(cells), np.zeros(cells), scalars, by_bin, by_bin.copy(), by_part, by_part.copy(), none)
+
+
+def joined_heads(parts: Sequence[AttentionSums]) -> AttentionSums:
+    """The sums of several sets of heads over the same rows, as those of one layer."""
+    names = [each.name for each in fields(AttentionSums)[2:]]
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def visible_from(position: NDArray[np.int64], facts: LayerFacts) -> NDArray[np.int64]:

@@ -172,14 +172,24 @@ class AttentionRunning:
             weights, unattended = weights * attended[..., None], 1.0 - attended
         shape = (*logits.shape[:-1], -1)
         single = weights.gather(-1, placed.places[None, :, None].expand(shape)) * placed.has[None, :, None]
+        weights[..., 0] = 0.0  # what follows is without position 0
         running = weights.cumsum(dim=-1)
         ends = running.gather(-1, placed.cumulative[None, :, None].expand(shape))
         mass = ends[..., :-2] - ends[..., 1:-1]  # (…, bins)
         outside = mass.sum(dim=-1)  # on keys that are not position 0
         scalars = torch.stack(
-            [largest, entropy, single[..., 0], ends[..., -1], single[..., 1], single[..., 2], unattended], dim=-1
+            [
+                largest,
+                entropy,
+                single[..., 0],
+                single[..., 0] + ends[..., -1],
+                single[..., 1],
+                single[..., 2],
+                unattended,
+            ],
+            dim=-1,
         )
-        squares = torch.linalg.vecdot(weights, weights) - single[..., 0] ** 2
+        squares = torch.linalg.vecdot(weights, weights)
         square = torch.where(outside > SMALLEST_MASS, squares / outside.clamp_min(SMALLEST_MASS), 0.0)
         far = torch.linalg.vecdot(weights, placed.distance[None, :, None])
         keys = placed.keys[None, :, None] * outside[..., None]

@@ -1,4 +1,8 @@
-"""Measures of attention from the sums over sampled rows: one number per head, with any document groups left out."""
+"""Where heads attend: the softmax of sampled query rows (`moments/attention_rows.py`), per head, with errors.
+
+Distances leave out position 0, which often takes a large share (the attention sink); rows count by what they attend to
+elsewhere. Entropy and masses are means over rows.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,116 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from qkscope.lenses.base import Figure, HeadTable, Lens, Measure, View
+from qkscope.lenses.charts import Panel, Trajectories
+from qkscope.lenses.sums import LayerSums
 from qkscope.moments.attention_rows import SCALARS, AttentionSums, SampledPositions, distance_edges
 from qkscope.moments.layout import Layout
 
 Array = NDArray[np.float64]
+SHARE, SIZE = (0.0, 1.0), (0.0, np.inf)
 NO_VARIANCE = 1e-4  # of the squared mean weight: float32 sums resolve no less
+
+COLUMNS = (
+    Measure(
+        "max_logit",
+        "Largest logit (score as it enters softmax) of the sampled rows.",
+        "logit",
+        error=None,
+        title="largest logit",
+    ),
+    Measure("row_max", "Mean over rows of the largest logit.", "logit", title="largest logit of a row"),
+    Measure("entropy", "Mean entropy of the attention weights over keys.", "nats", SIZE, title="attention entropy"),
+    Measure(
+        "entropy_share",
+        "The same as a share of the entropy of even attention to all visible keys.",
+        "",
+        SHARE,
+        title="relative attention entropy",
+    ),
+    Measure("sink_mass", "Mean attention weight on position 0.", "", SHARE, title="attention to position 0"),
+    Measure("sink4_mass", "Mean attention weight on positions 0 to 3.", "", SHARE, title="attention to positions 0-3"),
+    Measure(
+        "self_mass", "Mean attention weight on the token itself.", "", SHARE, title="attention to the token itself"
+    ),
+    Measure(
+        "previous_mass",
+        "Mean attention weight on the token before.",
+        "",
+        SHARE,
+        title="attention to the previous token",
+    ),
+    Measure(
+        "unattended_mass",
+        "Mean attention weight on no token (learned sinks).",
+        "",
+        SHARE,
+        title="attention to learned sinks",
+    ),
+    Measure(
+        "distance_mean",
+        "Mean distance from query to key, weighted by attention, without position 0.",
+        "tokens",
+        SIZE,
+        title="mean attention distance",
+    ),
+    Measure(
+        "distance_50",
+        "Number of most recent tokens that get half of the attention that is not on position 0.",
+        "tokens",
+        SIZE,
+        title="tokens with 50% of attention",
+    ),
+    Measure(
+        "distance_90",
+        "Number of most recent tokens that get 90% of the attention that is not on position 0: the effective context.",
+        "tokens",
+        SIZE,
+        title="effective context",
+    ),
+    Measure(
+        "distance_share",
+        "Share of the variance of attention weights (without position 0) that distance alone explains: 1 means that a "
+        "head attends by distance only.",
+        "",
+        SHARE,
+        title="attention explained by distance",
+    ),
+)
+BUCKET_COLUMNS = tuple(
+    each
+    for each in COLUMNS
+    if each.name in ("row_max", "entropy", "entropy_share", "sink_mass", "sink4_mass", "self_mass", "previous_mass")
+)
+
+
+def attention_rows(sums: LayerSums) -> Mapping[str, Array]:
+    """All measures of a layer's heads; NaN where no rows were evaluated."""
+    source = sums.sampled_rows
+    if source is None:
+        return {column.name: np.full(len(sums.heads), np.nan) for column in COLUMNS}
+    measures = attention_measures(source.sums, source.layout, source.tokens, source.cells, source.kept)
+    return {column.name: measures[column.name].reshape(-1) for column in COLUMNS}
+
+
+def attention_by_bucket(sums: LayerSums) -> Mapping[str, Array]:
+    """(heads, buckets) of the measures that are means over rows."""
+    source = sums.sampled_rows
+    if source is None:
+        nothing = np.full((len(sums.heads), len(sums.edges) - 1), np.nan)
+        return {column.name: nothing for column in BUCKET_COLUMNS}
+    rows = (source.sums.rows[source.cells] @ source.kept.T).T[:, None]  # (copies, 1, buckets)
+    logs = (source.sums.log_keys[source.cells] @ source.kept.T).T[:, None]
+    scalars = source.sums.scalars[:, source.cells].astype(np.float64)
+    totals = np.einsum("hbgm,cg->mchb", scalars, source.kept)
+    by_name = dict(zip(SCALARS, totals, strict=True))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = {
+            name: by_name[name.removesuffix("_mass")] / rows
+            for name in ("row_max", "entropy", "sink_mass", "sink4_mass", "self_mass", "previous_mass")
+        }
+        found["entropy_share"] = by_name["entropy"] / logs
+    return {name: values.reshape(-1, values.shape[-1]) for name, values in found.items()}
 
 
 def attention_measures(
@@ -126,3 +235,44 @@ def divided(numerator: Array, denominator: Array) -> Array:
     """The ratio, 0 where the denominator is 0."""
     shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator))
     return np.divide(numerator, denominator, out=np.zeros(shape), where=np.asarray(denominator) != 0)
+
+
+TABLE = HeadTable("attention", COLUMNS, attention_rows, stackable=True)
+BUCKETS = HeadTable(
+    "attention_buckets", BUCKET_COLUMNS, attention_by_bucket, across="bucket", detail=True, stackable=True
+)
+
+LENS = Lens(
+    name="attention",
+    title="Attention",
+    question="Where do heads attend, and how far back?",
+    tables=(TABLE, BUCKETS),
+    figures=(
+        Figure(
+            "attention",
+            title="Where Heads Attend",
+            chart=Trajectories(
+                (
+                    Panel(("distance_50", "distance_90"), "Tokens that get 50% and 90% of attention"),
+                    Panel(("sink_mass", "previous_mass", "self_mass"), "Attention weight"),
+                    Panel(("entropy_share", "distance_share"), "Entropy, and share explained by distance"),
+                    Panel(("row_max",), "Largest logit of a row", largest=True),
+                )
+            ),
+            caption="Attention of sampled queries: how far back it reaches (effective context), how much goes to "
+            "position 0, the previous token, and the token itself, how evenly it is spread, and how much of it "
+            "distance alone explains. Distances leave out position 0.",
+            measures=("distance_90", "sink_mass", "previous_mass", "distance_share", "entropy_share", "max_logit"),
+        ),
+    ),
+    views=(
+        View("curve", "Effective context", ("distance_50", "distance_90"), "Means over heads.", "attention"),
+        View("curve", "Attention to position 0, the previous token, and the token itself",
+             ("sink_mass", "previous_mass", "self_mass"), "Means over heads.", "attention"),
+        View("curve", "Entropy, and share explained by distance", ("entropy_share", "distance_share"),
+             "Means over heads."),
+        View("heatmap", "Effective context of every head", ("distance_90",)),
+        View("heatmap", "Attention of every head to position 0", ("sink_mass",)),
+        View("scatter", "Effective context against r_q, a dot per head", ("r_q", "distance_90")),
+    ),
+)  # fmt: skip
