@@ -19,6 +19,7 @@ from torch import nn
 from qkscope.capture.attention import prove_attention, softmax_rule
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.probe import ProbedModel, attention_kind, probe_model, probe_tokens, require_identical
+from qkscope.capture.repeated_tokens import measure_head_types
 from qkscope.capture.replay import open_tap
 from qkscope.capture.tap import AttentionCall, StopForward, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError, first_line
@@ -78,13 +79,14 @@ def collect_moments(
     last_layer: int | None = None,
     choose_positions: ChoosePositions | None = None,
     on_call: OnCall | None = None,
+    head_types: bool = False,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation.
 
     Layers behind `last_layer` are left out, and not run. `choose_positions` gives the positions that a layer sums of a
     batch, -1 for tokens that a sample leaves out (by default all are summed). `on_call` is called with every attention
-    call, `done` with every finished batch.
+    call, `done` with every finished batch. With `head_types`, repeated random tokens are run, too.
     """
     probed = probe or probe_model(model, context=layout.context)
     layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]
@@ -96,6 +98,8 @@ def collect_moments(
     about = {"n_layers": probed.n_layers, **({"attention_not_evaluated": no_rows} if no_rows else {})}
     moments = Moments(layout, layers, about | dict(provenance or {}))
     backbone = text_backbone(model)
+    if head_types and layout.rows:
+        moments.add_head_types(measure_head_types(model, probed, layout.groups, no_rows))
     collector = _Collector(moments, text_config(model), choose_positions, on_call, no_rows)
     with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:
         tap.last = frozenset(moments.layers) if can_stop_early(model) else None

@@ -87,6 +87,21 @@ COLUMNS = (
         title="attention explained by distance",
     ),
 )
+_REPEATED = "on random tokens that are repeated once, queries of the second copy"
+TYPE_COLUMNS = (
+    Measure(
+        "previous_token", f"Mean attention weight on the previous token, {_REPEATED}.", "", SHARE,
+        title="previous-token score",
+    ),
+    Measure(
+        "duplicate_token", f"Mean attention weight on the same token's first copy, {_REPEATED}.", "", SHARE,
+        title="duplicate-token score",
+    ),
+    Measure(
+        "induction", f"Mean attention weight on the token that followed the first copy, {_REPEATED}.", "", SHARE,
+        title="induction score",
+    ),
+)  # fmt: skip
 BUCKET_COLUMNS = tuple(
     each
     for each in COLUMNS
@@ -101,6 +116,16 @@ def attention_rows(sums: LayerSums) -> Mapping[str, Array]:
         return {column.name: np.full(len(sums.heads), np.nan) for column in COLUMNS}
     measures = attention_measures(source.sums, source.layout, source.tokens, source.cells, source.kept)
     return {column.name: measures[column.name].reshape(-1) for column in COLUMNS}
+
+
+def head_types(sums: LayerSums) -> Mapping[str, Array]:
+    """Scores of a layer's heads; NaN where repeated tokens were not run."""
+    source = sums.sampled_rows
+    if source is None:
+        return {column.name: np.full(len(sums.heads), np.nan) for column in TYPE_COLUMNS}
+    means = np.einsum("hgp,cg->pch", source.sums.patterns.astype(np.float64), source.kept)
+    means = means / source.kept.sum(axis=1)[:, None]
+    return {column.name: mean.reshape(-1) for column, mean in zip(TYPE_COLUMNS, means, strict=True)}
 
 
 def attention_by_bucket(sums: LayerSums) -> Mapping[str, Array]:
@@ -238,6 +263,7 @@ def divided(numerator: Array, denominator: Array) -> Array:
 
 
 TABLE = HeadTable("attention", COLUMNS, attention_rows, stackable=True)
+TYPES = HeadTable("head_types", TYPE_COLUMNS, head_types, windows="own", stackable=True)
 BUCKETS = HeadTable(
     "attention_buckets", BUCKET_COLUMNS, attention_by_bucket, across="bucket", detail=True, stackable=True
 )
@@ -246,7 +272,7 @@ LENS = Lens(
     name="attention",
     title="Attention",
     question="Where do heads attend, and how far back?",
-    tables=(TABLE, BUCKETS),
+    tables=(TABLE, TYPES, BUCKETS),
     figures=(
         Figure(
             "attention",

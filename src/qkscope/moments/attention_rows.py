@@ -93,10 +93,14 @@ class AttentionSums:
     square: Single  # (heads, parts, groups): Σa² / Σa of a row's keys without position 0
     far: Single  # (heads, parts, groups): attention times distance, without position 0
     largest: Single  # (heads, parts, groups): largest logit; -inf without rows
+    # (heads, groups, 3): weights on repeated random tokens, one sequence per group; NaN where not measured
+    patterns: Single
 
     def __add__(self, other: AttentionSums) -> AttentionSums:
         added = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
-        return AttentionSums(**{**added, "largest": np.maximum(self.largest, other.largest)})
+        largest = np.maximum(self.largest, other.largest)
+        patterns = np.where(np.isnan(self.patterns), other.patterns, self.patterns)  # of one shard, not of all
+        return AttentionSums(**{**added, "largest": largest, "patterns": patterns})
 
     def take(self, heads: NDArray[np.intp]) -> AttentionSums:
         """Those of some heads."""
@@ -111,7 +115,9 @@ class AttentionSums:
         by_bin, by_part = np.zeros((*parts, bins), np.float32), np.zeros(parts, np.float32)
         scalars = np.zeros((heads, *cells, len(SCALARS)), np.float32)
         none = np.full(parts, -np.inf, np.float32)
-        return cls(np.zeros(cells), np.zeros(cells), scalars, by_bin, by_bin.copy(), by_part, by_part.copy(), none)
+        patterns = np.full((heads, layout.groups, 3), np.nan, np.float32)
+        counts = np.zeros(cells), np.zeros(cells)
+        return cls(*counts, scalars, by_bin, by_bin.copy(), by_part, by_part.copy(), none, patterns)
 
 
 def joined_heads(parts: Sequence[AttentionSums]) -> AttentionSums:

@@ -108,6 +108,7 @@ class AttentionRunning:
         self._sums: dict[int, dict[str, Tensor]] = {}
         self._counts: dict[int, NDArray[np.float64]] = {}  # (2, buckets, groups): rows, and log of their keys
         self._placed: dict[tuple[RowBatch, Reach, torch.device], _Placed] = {}
+        self.patterns: dict[int, NDArray[np.float32]] = {}  # of head types, by layer
         self._pending: list[tuple[int, _Placed, Tensor]] = []
 
     def add(
@@ -243,4 +244,5 @@ class AttentionRunning:
             square=wide[..., -2].copy(),
             far=wide[..., -1].copy(),
             largest=sums["largest"].reshape(len(wide), -1, groups),
+            patterns=self.patterns.get(layer, np.full((len(wide), groups, 3), np.nan, np.float32)),
         )

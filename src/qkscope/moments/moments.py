@@ -121,11 +121,18 @@ class Moments(ReadOut):
         self, layer: int, queries: Tensor, keys: Tensor, batch: RowBatch, rule: SoftmaxRule, sinks: Tensor | None = None
     ) -> None:
         """Add the attention of the sampled query rows of one layer's call; `layout.rows` says how many."""
+        self._running_rows().add(layer, queries, keys, batch, rule, sinks)
+
+    def add_head_types(self, patterns: Mapping[int, NDArray[np.float32]]) -> None:
+        """Add what was measured on repeated random tokens (`capture/repeated_tokens.py`), by layer."""
+        self._running_rows().patterns.update(patterns)
+
+    def _running_rows(self) -> AttentionRunning:
         if self._rows is None:
             from qkscope.moments.attention_running import AttentionRunning
 
             self._rows = AttentionRunning(self.layout, list(self.layers.values()))
-        self._rows.add(layer, queries, keys, batch, rule, sinks)
+        return self._rows
 
     def finish_batch(self) -> None:
         """Evaluate the rows that wait for others of the same pass."""
