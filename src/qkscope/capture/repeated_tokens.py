@@ -1,7 +1,8 @@
 """Head types: attention to the previous token, to an earlier copy of the token, and to what followed that copy.
 
 Sequences of random tokens are repeated once. Nothing but position and repetition can be attended to there, so the mean
-attention weight of the second copy's queries on three kinds of keys tells previous-token, duplicate-token, and induction
+attention weight of the second copy's queries on three kinds of keys tells previous-token, duplicate-token, and
+induction
 heads from others.
 """
 
