@@ -6,9 +6,9 @@ is returned. A pass ends with the last wanted layer's queries and keys: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qkscope.capture.attention import prove_attention, softmax_rule
 from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.probe import ProbedModel, attention_kind, probe_model, probe_tokens, require_identical
+from qkscope.capture.repeated_tokens import measure_head_types
 from qkscope.capture.replay import open_tap
 from qkscope.capture.tap import AttentionCall, StopForward, Tap
 from qkscope.errors import BatchError, CaptureError, DocumentFailure, OutOfMemory, QkscopeError, first_line
 from qkscope.layers import LayerFacts, Stage
+from qkscope.moments.attention_running import RowBatch
 from qkscope.moments.layout import PADDING, Layout
 from qkscope.moments.moments import Moments, NonFiniteActivation
 
@@ -76,27 +79,35 @@ def collect_moments(
     last_layer: int | None = None,
     choose_positions: ChoosePositions | None = None,
     on_call: OnCall | None = None,
+    head_types: bool = False,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation.
 
     Layers behind `last_layer` are left out, and not run. `choose_positions` gives the positions that a layer sums of a
     batch, -1 for tokens that a sample leaves out (by default all are summed). `on_call` is called with every attention
-    call, `done` with every finished batch.
+    call, `done` with every finished batch. With `head_types`, repeated random tokens are run, too.
     """
     probed = probe or probe_model(model, context=layout.context)
     layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]
     if stage == "pre_rope":
         prove_pre_rope(model, layers)
-    moments = Moments(layout, layers, {"n_layers": probed.n_layers, **(provenance or {})})
+    no_rows = prove_attention(model, layers) if layout.rows and stage == "post_rope" else {}
+    if stage == "pre_rope":
+        layout = replace(layout, rows=0)
+    about = {"n_layers": probed.n_layers, **({"attention_not_evaluated": no_rows} if no_rows else {})}
+    moments = Moments(layout, layers, about | dict(provenance or {}))
     backbone = text_backbone(model)
-    collector = _Collector(moments, text_config(model), choose_positions, on_call)
+    if head_types and layout.rows:
+        moments.add_head_types(measure_head_types(model, probed, layout.groups, no_rows))
+    collector = _Collector(moments, text_config(model), choose_positions, on_call, no_rows)
     with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:
         tap.last = frozenset(moments.layers) if can_stop_early(model) else None
         for batch in batches:
             collector.start(batch)
             with _named_after_documents(batch):
                 run_until_seen(backbone, batch, collector.mask)
+                moments.finish_batch()
                 if moments.has_non_finite():  # on a device; a second pass finds the place
                     collector.locating = True
                     run_until_seen(backbone, batch, collector.mask)
@@ -160,13 +171,22 @@ class _Collector:
     locating = False  # only look for numbers that are not finite
 
     def __init__(
-        self, moments: Moments, config: Any, choose_positions: ChoosePositions | None, on_call: OnCall | None
+        self,
+        moments: Moments,
+        config: Any,
+        choose_positions: ChoosePositions | None,
+        on_call: OnCall | None,
+        no_rows: Collection[int] = (),
     ) -> None:
         self.moments, self._config = moments, config
         self._choose_positions, self._on_call = choose_positions, on_call
+        self._rows: RowBatch | None = None
+        self._no_rows = no_rows
 
     def start(self, batch: Batch) -> None:
         self.batch, self._positions = batch, batch.positions
+        if self.moments.layout.rows:
+            self._rows = RowBatch(tuple(batch.documents), tuple(batch.groups), tuple(batch.lengths), batch.ids.shape[1])
         self.mask = None if self._positions is None else torch.from_numpy((self._positions != PADDING).astype(np.int64))
 
     def observe(self, call: AttentionCall) -> None:
@@ -182,6 +202,10 @@ class _Collector:
         use = self.moments.locate if self.locating else self.moments.add
         try:
             use(call.layer, call.query, call.key, positions=positions, groups=batch.groups)
+            if self._rows is not None and call.layer not in self._no_rows and not self.locating:
+                rule = softmax_rule(call)
+                assert rule is not None  # such layers are among those without rows
+                self.moments.add_attention(call.layer, call.query, call.key, self._rows, rule, call.sinks)
         except NonFiniteActivation as error:
             raise error.in_document(batch.documents[error.row], batch.names[error.row]) from None
         if self._on_call is not None and not self.locating:

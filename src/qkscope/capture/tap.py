@@ -38,6 +38,8 @@ class AttentionCall:
     sliding_window: int | None
     kernel: str
     scaling: float | None = None  # of scores, as the call says; None is the kernels' default, 1 / sqrt(head width)
+    softcap: float | None = None  # scores become softcap tanh(score / softcap) before softmax
+    sinks: Tensor | None = None  # (query heads,): learned logits of "no key"
 
 
 Observer = Callable[[AttentionCall], None]
@@ -105,7 +107,16 @@ class Tap:
         self.calls[layer] += 1
         self.tokens[layer] += query.shape[0] * query.shape[2]
         self._observer(
-            AttentionCall(layer, query, key, kernel_kwargs.get("sliding_window"), kernel, kernel_kwargs.get("scaling"))
+            AttentionCall(
+                layer,
+                query,
+                key,
+                kernel_kwargs.get("sliding_window"),
+                kernel,
+                kernel_kwargs.get("scaling"),
+                kernel_kwargs.get("softcap"),
+                kernel_kwargs.get("s_aux"),
+            )
         )
         if self.last is not None and self.last <= self._seen.keys():
             raise StopForward

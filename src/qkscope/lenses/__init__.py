@@ -6,6 +6,7 @@ A new analysis is a folder here and a line below.
 from qkscope.lenses import (
     ablation,
     across_models,
+    attention,
     categories,
     claims,
     concordance,
@@ -38,6 +39,7 @@ ROOMS = (
     rope,
     plasticity,
     norms,
+    attention,
     shifted,
     ablation,
     across_models,

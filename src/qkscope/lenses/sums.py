@@ -23,7 +23,9 @@ from qkscope.kinds import StudyKind
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import Eigen, HeadComponents, head_components, matched_components, nearby_eigen, pooled_eigen
 from qkscope.lenses.stacks import MOST_BYTES, joined, repeated, taken
+from qkscope.moments.attention_rows import AttentionSums
 from qkscope.moments.file import PreRopeFile
+from qkscope.moments.layout import Layout
 from qkscope.moments.moments import Moments
 from qkscope.moments.replicates import BeforeRotation, BucketMeans
 from qkscope.moments.second_moments import KINDS, Kind, Statistics
@@ -54,6 +56,17 @@ class Replication:
         if self.method == "jackknife":
             return "jackknife, first order" if self.first_order else "jackknife"
         return f"none: {self.reason}" if self.method == "none" else f"jackknife, {self.method}"
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Sums over a layer's sampled query rows, of the chosen heads."""
+
+    sums: AttentionSums
+    layout: Layout
+    tokens: NDArray[np.float64]  # (buckets, groups): summed
+    cells: slice  # the window's buckets
+    kept: NDArray[np.float64]  # (copies, groups): 0 for groups that a replicate lacks
 
 
 @dataclass(frozen=True)
@@ -109,6 +122,20 @@ class LayerSums:
             nearby = nearby_eigen(self.q, self.k, repeated(self.whole.eigen, self.copies), self.components)
             return matched_components(self.q, self.k, whole, nearby)
         return matched_components(self.q, self.k, whole, self.eigen)
+
+    @property
+    def sampled_rows(self) -> SampledRows | None:
+        """What was summed of sampled query rows; None where nothing was, or where the window cuts a part of them."""
+        moments, cells, layer = self.source, self.source.cells(self.window), self.facts.layer
+        rows = moments.attention(layer) if moments.layout.rows else None
+        if rows is None or not rows.rows.any() or cells.stop not in {span.stop for span in moments.layout.spans}:
+            return None
+        tokens = moments.layer_moments(layer)["q"].crossed.n[0]
+        kept = np.ones((self.copies, moments.layout.groups))
+        for copy, group in enumerate(self.lacking):
+            kept[copy, group] = 0.0
+        heads = np.array(self.heads[: len(self.heads) // self.copies], dtype=np.intp)
+        return SampledRows(rows.take(heads), moments.layout, tokens, cells, kept)
 
     def once(self, make: Callable[[LayerSums], Made]) -> Made:
         """What `make` makes of these sums, made once: for what several tables need."""

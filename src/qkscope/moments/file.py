@@ -31,11 +31,13 @@ from qkscope.errors import MomentsFileError
 from qkscope.files import as_path, replacing
 from qkscope.foreign import Unreadable, opened, parse_json
 from qkscope.layers import MAX_LAYERS, LayerFacts, require_integer
+from qkscope.moments.attention_rows import AttentionSums
 from qkscope.moments.host_sums import LayerMoments, Unrotated
 from qkscope.moments.layout import Layout, can_unrotate
 from qkscope.moments.packing import (
     COUNTS,
     DAMAGED,
+    ROWS,
     UNROTATED,
     Arrays,
     ArrayShapes,
@@ -43,6 +45,7 @@ from qkscope.moments.packing import (
     pack,
     require_documents,
     require_possible,
+    require_rows,
     require_unrotated,
     unpack,
     unpack_unrotated,
@@ -73,6 +76,10 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
         for where, packed in zip(parts, threads.map(pack, parts.values()), strict=True):
             arrays |= {f"{where}.{name}": array for name, array in packed.items()}
+    if moments.layout.rows:
+        for layer, facts in moments.layers.items():
+            rows = moments.attention(layer) or AttentionSums.zeros(moments.layout, facts.q_heads)
+            arrays |= {f"{layer}.{ROWS}.{name}": array for name, array in vars(rows).items()}
     layout, layers = asdict(moments.layout), [facts.to_json() for facts in moments.layers.values()]
     described = {"layout": layout, "layers": layers, "provenance": moments.provenance}
     about = json.dumps(described, sort_keys=True, ensure_ascii=False)
@@ -126,9 +133,12 @@ def load_moments(path: Path | str) -> Moments:
             for kind, sums in layers[layer].items():
                 require_possible(f"{layer}.{kind}", sums)
         require_documents(arrays["documents"], layers[min(layers)]["q"])
+        attention = {layer: AttentionSums(**parts[f"{layer}.{ROWS}"]) for layer in layers if header.layout.rows}
+        for layer, rows in attention.items():
+            require_rows(f"{layer}.{ROWS}", rows)
     except MomentsFileError as error:
         raise error.within(str(path)) from None
-    return Moments.from_layers(header.layout, header.layers, layers, header.provenance, arrays["documents"])
+    return Moments.from_layers(header.layout, header.layers, layers, header.provenance, arrays["documents"], attention)
 
 
 def round_as_stored(moments: Moments) -> Moments:
@@ -139,7 +149,9 @@ def round_as_stored(moments: Moments) -> Moments:
         layer: {kind: unpack(pack(sums), moments.layout) for kind, sums in moments.layer_moments(layer).items()}
         for layer in moments.layers
     }
-    return Moments.from_layers(moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents)
+    return Moments.from_layers(
+        moments.layout, moments.layers.values(), layers, moments.provenance, moments.documents, moments.all_attention()
+    )
 
 
 def read_provenance(path: Path | str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qkscope.moments.arithmetic import NonFinite
+    from qkscope.moments.attention_rows import AttentionSums
+    from qkscope.moments.attention_running import AttentionRunning, RowBatch, SoftmaxRule
     from qkscope.moments.running_sums import RunningSums, Scratch, Way
 
 
@@ -53,6 +55,8 @@ class Moments(ReadOut):
         self.documents = np.zeros((layout.groups, layout.buckets), dtype=np.int64)  # that have tokens there
         self._way = way
         self._scratch: Scratch | None = None
+        self._rows: AttentionRunning | None = None
+        self._attention: dict[int, AttentionSums] = {}
         self._placed: BatchPlacement | None = None  # the last batch
         self._broken: str | None = None
 
@@ -113,6 +117,39 @@ class Moments(ReadOut):
             raise self._non_finite(layer, bad, placed) from None
         if layer == next(iter(self.layers)):  # all layers see the same documents
             self.documents += placed.documents
+
+    def add_attention(
+        self, layer: int, queries: Tensor, keys: Tensor, batch: RowBatch, rule: SoftmaxRule, sinks: Tensor | None = None
+    ) -> None:
+        """Add the attention of the sampled query rows of one layer's call; `layout.rows` says how many."""
+        self._running_rows().add(layer, queries, keys, batch, rule, sinks)
+
+    def add_head_types(self, patterns: Mapping[int, NDArray[np.float32]]) -> None:
+        """Add what was measured on repeated random tokens (`capture/repeated_tokens.py`), by layer."""
+        self._running_rows().patterns.update(patterns)
+
+    def _running_rows(self) -> AttentionRunning:
+        if self._rows is None:
+            from qkscope.moments.attention_running import AttentionRunning
+
+            self._rows = AttentionRunning(self.layout, list(self.layers.values()))
+        return self._rows
+
+    def finish_batch(self) -> None:
+        """Evaluate the rows that wait for others of the same pass."""
+        if self._rows is not None:
+            self._rows.flush()
+
+    def attention(self, layer: int) -> AttentionSums | None:
+        """What was summed of a layer's sampled rows; None where nothing was."""
+        self._facts(layer)
+        self.settle()
+        return self._attention.get(layer)
+
+    def all_attention(self) -> dict[int, AttentionSums]:
+        """The same of every layer that has some."""
+        self.settle()
+        return dict(self._attention)
 
     def has_non_finite(self) -> bool:
         """Whether a device has seen a number that is not finite in the last batch; asks each device once.
@@ -191,6 +228,9 @@ class Moments(ReadOut):
             parts = [part[layer] for part in (mine, theirs) if layer in part]
             if parts:
                 merged._host[layer] = parts[0] if len(parts) == 1 else add_layers(parts[0], parts[1])
+        for layer in self._attention.keys() | other._attention.keys():
+            rows = [each._attention[layer] for each in (self, other) if layer in each._attention]
+            merged._attention[layer] = rows[0] if len(rows) == 1 else rows[0] + rows[1]
         merged.documents = self.documents + other.documents
         return merged
 
@@ -233,7 +273,10 @@ class Moments(ReadOut):
         for layer in list(self._running):  # one after the other, so that only one layer is in memory twice
             moved = self._running.pop(layer).to_host()
             self._host[layer] = add_layers(self._host[layer], moved) if layer in self._host else moved
-        self._scratch = None
+        if self._rows is not None:
+            for layer, rows in self._rows.to_host().items():
+                self._attention[layer] = self._attention[layer] + rows if layer in self._attention else rows
+        self._scratch = self._rows = None
         return self._host
 
     # -- files --------------------------------------------------------------------------------------------
@@ -260,12 +303,14 @@ class Moments(ReadOut):
         moments: Mapping[int, LayerMoments],
         provenance: Mapping[str, Any],
         documents: NDArray[np.int64] | None = None,
+        attention: Mapping[int, AttentionSums] | None = None,
     ) -> Moments:
         """Moments whose sums are already known (a loaded file)."""
         whole = cls(layout, layers, provenance)
         if set(moments) != set(whole.layers):
             raise MomentsFileError(f"sums for layers {sorted(moments)}, facts for layers {sorted(whole.layers)}")
         whole._host = dict(moments)
+        whole._attention = dict(attention or {})
         if documents is not None:
             whole.documents = documents
         return whole

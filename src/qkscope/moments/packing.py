@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from qkscope.errors import MomentsFileError
 from qkscope.layers import LayerFacts
+from qkscope.moments.attention_rows import SCALARS, AttentionSums
 from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
 from qkscope.moments.layout import Layout, heads_by_kind, sketch_blocks
 from qkscope.moments.second_moments import Array, SecondMoments, divided, square, triangle
@@ -29,6 +30,7 @@ ArrayShapes = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
 COUNTS = ("n", "u", "uu")
 DAMAGED = "it is truncated or damaged: capture it again"
 SKETCH = "sketch."  # in front of the names of the groups' sketches
+ROWS = "rows"  # in front of the names of what is summed of sampled query rows
 UNROTATED = "unrotated."  # in front of the names of what was summed before rotation
 
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
@@ -74,6 +76,10 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
         for name, shape in rounded.items():
             of |= {name: ("F16", shape), f"{name}.scale": ("F32", shape[:-1])}
         arrays |= {f"{facts.layer}.{kind}.{name}": each for name, each in of.items()}
+    if layout.rows:
+        types = {np.dtype(np.float64): "F64", np.dtype(np.float32): "F32"}
+        for name, empty in vars(AttentionSums.zeros(layout, facts.q_heads)).items():
+            arrays[f"{facts.layer}.{ROWS}.{name}"] = types[empty.dtype], empty.shape
     return arrays
 
 
@@ -209,6 +215,26 @@ def require_documents(documents: NDArray[np.int64], first: KindMoments) -> None:
     tokens = first.crossed.n.max(axis=0).T
     if not ((documents >= 0) & (documents <= tokens) & ((documents > 0) == (tokens > 0))).all():
         raise MomentsFileError(f"documents holds values that are not numbers of documents; {DAMAGED}")
+
+
+def require_rows(where: str, rows: AttentionSums) -> None:
+    """Refuse sums of sampled rows that no attention can have."""
+    weights = rows.scalars[..., SCALARS.index("sink") :]
+    count = rows.rows[None, :, :, None] * (1 + COARSE) + SLACK
+    of_group = rows.rows.sum(axis=0)[None, None, :, None] * (1 + COARSE) + SLACK
+    try:
+        for array in (rows.rows, rows.log_keys, rows.scalars, rows.mass, rows.keys, rows.square, rows.far):
+            _refuse_unless(np.isfinite(array), "it holds values that are not numbers")
+        _refuse_unless(rows.rows == np.floor(rows.rows), "counts that no rows can have")
+        for array in (rows.rows, rows.log_keys, rows.keys, rows.square, rows.far):
+            _refuse_unless(array >= 0, "sums that no attention can have")
+        _refuse_unless((weights >= -SLACK * count) & (weights <= count), "attention weights above 1 or below 0")
+        _refuse_unless(
+            (rows.mass >= -SLACK * of_group) & (rows.mass <= of_group), "attention weights above 1 or below 0"
+        )
+        _refuse_unless(~np.isnan(rows.largest) & (rows.largest < np.inf), "logits that are not numbers")
+    except ValueError as error:
+        raise MomentsFileError(f"{where}: {error}; {DAMAGED}") from None
 
 
 def require_unrotated(unrotated: Unrotated, tokens: Array) -> None:

@@ -179,7 +179,9 @@ def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind
         each.settle()
         sums = {layer: each.layer_moments(layer) for layer in each.layers}
         named = {**each.provenance, "name": name}
-        Moments.from_layers(each.layout, each.layers.values(), sums, named, each.documents).save(path)
+        Moments.from_layers(each.layout, each.layers.values(), sums, named, each.documents, each.all_attention()).save(
+            path
+        )
         paths.append(path)
     return analyze_files(paths, _Silent(), "qkscope.load", out=out, kind=kind)
 

@@ -9,6 +9,7 @@ gathered layer by layer at rank 0, in the order of ranks. Whatever fails on one 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import numpy as np
 
 from qkscope.errors import CaptureError, InputError, QkscopeError
 from qkscope.layers import LayerFacts
+from qkscope.moments.attention_rows import joined_heads
 from qkscope.moments.host_sums import add_layers, concatenate_heads
 from qkscope.moments.moments import Moments
 
@@ -104,13 +106,18 @@ class Ranks:
             parts = self._gathered(moments.layer_moments(layer))
             if parts is not None:
                 layers[layer] = concatenate_heads(parts) if self.heads else functools.reduce(add_layers, parts)
+        attention = {}
+        for layer, rows in moments.all_attention().items():
+            of_ranks = self._gathered(rows)
+            if of_ranks is not None:
+                attention[layer] = joined_heads(of_ranks) if self.heads else functools.reduce(operator.add, of_ranks)
         documents = self._gathered(moments.documents)
         if documents is None:
             return None
         whole = documents[0] if self.heads else np.sum(documents, axis=0)
         facts = [self._of_all(each) for each in moments.layers.values()]
         provenance = {**moments.provenance, "layers": [each.outline() for each in facts]}
-        return Moments.from_layers(moments.layout, facts, layers, provenance, whole)
+        return Moments.from_layers(moments.layout, facts, layers, provenance, whole, attention)
 
     def _of_all(self, facts: LayerFacts) -> LayerFacts:
         """A layer with the heads of all ranks."""
