@@ -24,6 +24,7 @@ with cards, and an interactive page.
 GROUPS = {
     "getting started": ("demo", "init", "run", "report"),
     "studies": ("inspect", "watch", "status", "capture", "ablate"),
+    "decisions": ("rope",),
     "analysis": ("analyze", "predict", "compare", "among", "join", "collage"),
     "sharing": ("export", "push", "log"),
     "clusters": ("plan", "shard"),
@@ -52,6 +53,7 @@ ADDED_BY = {
     "push": "export:add_push",
     "demo": "_add_demo",
     "docs": "docs:add_docs",
+    "rope": "rope:add_rope",
 }
 FOOTER = "`qkscope COMMAND --help` explains a command and shows an example."
 
