@@ -118,8 +118,8 @@ def test_two_models_are_compared_layer_by_layer():
         ).layers
         for base in (1e4, 2e4)
     )
-    assert not any(each.problem for each in compare_rotations(one, one, "B"))
-    found = compare_rotations(one, other[:3], "B")
+    assert not any(each.problem for each in compare_rotations(one, one))
+    found = compare_rotations(one, other[:3])
     # The slowest of eight planes turns by base^(-7/8).
     assert f"up to {2 ** (7 / 8):.3g} times faster" in found[0].problem
     assert found[3].problem == "only one model has it"

@@ -80,20 +80,19 @@ def check_rotations(
     return checks
 
 
-def compare_rotations(ours: Sequence[LayerFacts], others: Sequence[LayerFacts], name: str) -> list[LayerCheck]:
-    """Every layer against the same layer of another model."""
+def compare_rotations(ours: Sequence[LayerFacts], others: Sequence[LayerFacts]) -> list[LayerCheck]:
+    """Every layer against the same layer of another model, whose rotation stands for what is declared."""
     by_layer, checks = {facts.layer: facts for facts in others}, []
     for facts in ours:
         other = by_layer.get(facts.layer)
         if other is None:
-            checks.append(LayerCheck(facts, measured_words(facts), f"{name}: no such layer", "only one model has it"))
+            checks.append(LayerCheck(facts, measured_words(facts), "no such layer", "only one model has it"))
             continue
         problem = difference(facts, _as_declared(other))
-        checks.append(LayerCheck(facts, measured_words(facts), f"{name}: {measured_words(other)}", problem))
+        checks.append(LayerCheck(facts, measured_words(facts), measured_words(other), problem))
     missing = sorted(set(by_layer) - {facts.layer for facts in ours})
     checks += [
-        LayerCheck(by_layer[n], "no such layer", f"{name}: {measured_words(by_layer[n])}", "only one model has it")
-        for n in missing
+        LayerCheck(by_layer[n], "no such layer", measured_words(by_layer[n]), "only one model has it") for n in missing
     ]
     return checks
 

@@ -62,7 +62,7 @@ def rope(options: argparse.Namespace) -> int:
         name = options.other or options.model
         name = f"{name}@{options.with_revision}" if options.with_revision else name
         other = _measured(options.other or options.model, options.with_revision, options)
-        checks, against = compare_rotations(layers, other[3], name), name
+        checks, against = compare_rotations(layers, other[3]), name
     else:
         metadata = None
         if source.gguf_file:
@@ -104,7 +104,7 @@ def _lines(name: str, against: str, context: int, checks: Sequence[LayerCheck]) 
     from qkscope.cli.describe import table
     from qkscope.text import counted
 
-    rows = [("layers", "attention", "measured", "declared", "")]
+    rows = [("layers", "attention", "measured", "declared" if "config" in against else Path(against).name, "")]
     for numbers, check in layer_groups(checks):
         verdict = check.problem or ("not checked" if _unknown(check) else "ok")
         rows.append((numbers, _attention(check.facts), check.measured, check.declared, verdict))
