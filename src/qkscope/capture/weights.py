@@ -374,6 +374,14 @@ def rename_tensors(
     return tensors
 
 
+def gguf_fields(folder: str, file: str) -> dict[str, Any]:
+    """What a file's header says of the architecture and its RoPE."""
+    fields = _read(folder, file).fields
+    return {
+        name: each.contents() for name, each in fields.items() if name == "general.architecture" or ".rope." in name
+    }
+
+
 def _read(folder: str, file: str) -> Any:
     import gguf
 

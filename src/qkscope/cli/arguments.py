@@ -26,6 +26,7 @@ with cards, and an interactive page.
 GROUPS = {
     "getting started": ("demo", "init", "run", "report"),
     "studies": ("inspect", "watch", "status", "capture", "ablate"),
+    "decisions": ("rope",),
     "analysis": ("analyze", "predict", "compare", "among", "join", "collage"),
     "sharing": ("export", "push", "log"),
     "clusters": ("plan", "shard"),
@@ -37,7 +38,7 @@ MODULES = {
     "inspect": "commands", "report": "commands", "demo": "demo", "ablate": "ablate", "init": "watch", "watch": "watch",
     "analyze": "analyze", "predict": "analyze",
     "compare": "results", "among": "results", "join": "results", "collage": "results", "export": "results",
-    "push": "results", "log": "results", "docs": "results",
+    "push": "results", "log": "results", "docs": "results", "rope": "rope",
 }  # fmt: skip
 FOOTER = "`qkscope COMMAND --help` explains a command and shows an example."
 PER_DOUBLING = 16  # tokens of a log-uniform sample each time that the position doubles
