@@ -299,6 +299,7 @@ LENS = Lens(
              "Means over heads."),
         View("heatmap", "Effective context of every head", ("distance_90",)),
         View("heatmap", "Attention of every head to position 0", ("sink_mass",)),
-        View("scatter", "Effective context against r_q, a dot per head", ("r_q", "distance_90")),
+        View("scatter", "Effective context against attention explained by distance, a dot per head",
+             ("distance_share", "distance_90")),
     ),
 )  # fmt: skip
