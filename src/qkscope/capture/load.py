@@ -15,7 +15,7 @@ import torch
 
 from qkscope.capture.adapter import merge_adapter
 from qkscope.capture.gguf import apply_bos_setting, shared_gguf_reader
-from qkscope.capture.hub import adapter_folder, explain_failure, pin_revision, weights_index
+from qkscope.capture.hub import adapter_folder, download_weights, explain_failure, pin_revision
 from qkscope.capture.source import ModelSource
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
 
@@ -95,7 +95,7 @@ def load_backbone(
 
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
-        weights_index(source)
+        download_weights(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     require_tensors(source, config)
     try:
