@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,9 @@ def free_bytes(folder: Path) -> int:
 
 def _noting_bar(source: ModelSource) -> Any:
     """A progress bar that notes the bytes of a download at its start, every half minute, and at its end."""
-    from tqdm.std import tqdm
+    bars: Any = import_module("tqdm.std")
 
-    class NotingBar(tqdm):  # type: ignore[type-arg]
+    class NotingBar(bars.tqdm):  # type: ignore[misc]
         monitor_interval = 0  # no thread of its own
 
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -28,7 +28,7 @@ def describe_plan(plan: Plan, folder: Path, documents: int | None = None) -> lis
 
     study, first = plan.study, plan.checkpoints[0]
     read = len(first.corpus.documents)
-    share = read / documents if documents and read == study.documents.limit < documents else 1.0
+    share = read / documents if documents and documents > read == study.documents.limit else 1.0
     about = "about " if share < 1 else ""
     checkpoints = counted(len(plan.checkpoints), "checkpoint")
     lines = [f"study {study.study}: {checkpoints}, {about}{short_number(plan.tokens / share)} tokens in total"]
