@@ -75,7 +75,8 @@ def _study_costs(plan: Plan, share: float) -> list[str]:
     cost = estimate(works, Cluster(devices=1))
     hours = f"{cost.device_hours:.3g} GPU hours" if cost.device_hours >= 0.01 else "below 0.01 GPU hours"
     lines = [
-        f"compute: {scaled(sum(cost.flops))}FLOPs, {hours} on an A100, {scaled(sum(cost.memory))}B of its memory; see `qkscope plan STUDY --estimate` for other devices"
+        f"compute: {scaled(sum(cost.flops))}FLOPs, {hours} on an A100, {scaled(sum(cost.memory))}B of its memory; see "
+        "`qkscope plan STUDY --estimate` for other devices"
     ]
     remote = {str(each.source): each.source for each in plan.checkpoints if each.source.kind == "hub"}
     stored = {work.source: work.stored for work in works}
