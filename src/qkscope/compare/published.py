@@ -203,18 +203,16 @@ class _PublishedRun:
     @property
     def tolerance_note(self) -> str:
         """The rule in words."""
-        heads, wanted = self.reference.heads, self.wanted
-        if wanted is not None:
+        if self.wanted is not None:
             return (
-                f"The tolerance was given: {wanted:g} for correlations and shares of variance, {wanted * heads:g} of "
-                f"{heads} heads for numbers of heads, and {wanted:g} of the number itself for slopes, biases and mean "
-                "queries."
+                f"The tolerance was given: {self.wanted:g} for correlations and shares of variance, that share of the "
+                f"{self.reference.heads} heads for numbers of heads, and of the number itself for slopes and means."
             )
         return (
             f"Tolerance: the reading error of the published number plus {self.multiple:.1f} standard errors of the "
-            f"difference between two runs of the published protocol ({self.reference.tokens:,} sampled queries and "
-            f"keys per head), so that a true repetition fails anywhere among {self.numbers} numbers with a chance of "
-            f"at most {100 * tolerance.CHANCE:g}%. It does not cover other documents, precision or windows."
+            f"difference between two runs of its protocol ({self.reference.tokens:,} sampled tokens per head); a true "
+            f"repetition fails anywhere with a chance of at most {100 * tolerance.CHANCE:g}%. Other documents, "
+            "precision, or windows are not covered."
         )
 
 
