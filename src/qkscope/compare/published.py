@@ -137,7 +137,7 @@ class _PublishedRun:
         published = [table for table in TABLES if table.name in reference.tables]
         self.tables = [table for table in published if not table.absent or _has_numbers(table, self.kept)]
         self.left_out = [table for table in published if table not in self.tables]
-        self.numbers = len(reference.checkpoints) * sum(len(table.numbers) for table in self.tables)
+        self.numbers = len(reference.contexts) * sum(len(table.numbers) for table in self.tables)
         self.multiple = tolerance.critical_value(self.numbers)
         self.by_model = {str(model): rows for model, rows in self.kept.groupby("model")}
         self.counts = {model: tolerance.count_noise(rows, reference.tokens) for model, rows in self.by_model.items()}
@@ -263,7 +263,7 @@ def _notes(heads: pd.DataFrame, kept: pd.DataFrame, reference: PublishedReferenc
     shared = heads[heads["model"].isin(reference.names)].groupby("model", sort=False)
     measured, windows = shared.size(), shared["window"].max()
     in_sample = kept.groupby("model").size().reindex(measured.index, fill_value=0)
-    contexts = pd.Series({checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints})
+    contexts = pd.Series(reference.contexts, dtype=float)
     notes = [
         f"Compared over the published sample of {reference.heads} heads (seed {reference.seed} over "
         f"{reference.n_layers} layers of {reference.q_heads}); {_span(measured)} were measured."
