@@ -114,7 +114,7 @@ def test_the_shipped_numbers_are_the_published_ones():
         file = "taxonomy_counts" if name == "taxonomy" else name
         pd.testing.assert_frame_equal(REFERENCE.tables[name], pd.read_csv(PUBLISHED / f"{file}.csv"))
     assert all(tuple(table["model"]) == REFERENCE.names for table in REFERENCE.tables.values())
-    assert [c.context for c in REFERENCE.checkpoints] == [c["context"] for c in provenance()["checkpoints"]]
+    assert list(REFERENCE.contexts.values()) == [c["context"] for c in provenance()["checkpoints"]]
     assert (REFERENCE.tables["taxonomy"].drop(columns="model").sum(axis=1) == REFERENCE.heads).all()
     assert REFERENCE.tokens == 8000
     rotation, plasticity = (REFERENCE.tables[name].set_index("model") for name in ("rotation", "plasticity"))

@@ -119,10 +119,11 @@ class CheckpointWork:
         return predict_sizes(self.layout, self.layers)
 
 
-def planned_work(plan: CheckpointPlan) -> CheckpointWork:
-    """The work of a planned checkpoint."""
+def planned_work(plan: CheckpointPlan, share: float = 1.0) -> CheckpointWork:
+    """The work of a planned checkpoint, whose documents are this share of the study's."""
     source, study = plan.source, plan.study
-    shards = tuple(len(shard.documents) for shard in plan.shards())
+    documents, size = round(len(plan.documents) / share), max(1, study.shard_tokens // plan.context)
+    shards = tuple(min(size, documents - start) for start in range(0, documents, size))
     work = hub_work(plan.blueprint, plan.config, plan.layout, shards, study.batch_tokens, str(source), study.dtype)
     if source.kind == "hub":
         return work

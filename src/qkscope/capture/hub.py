@@ -5,8 +5,13 @@ Everything goes through huggingface_hub, so HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
 
 from __future__ import annotations
 
+import shutil
+import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,10 @@ from qkscope.capture.weights import (
     require_safe_index,
     require_safetensors,
 )
-from qkscope.errors import ModelError, first_line
+from qkscope.errors import ModelError, QkscopeWarning, StorageError, first_line
+from qkscope.text import byte_size
+
+NOTE_SECONDS = 30  # between notes about a download
 
 
 def pin_revision(source: ModelSource, filename: str) -> ModelSource:
@@ -92,8 +100,79 @@ def fetch_weights(source: ModelSource) -> list[Path]:
     if source.kind != "hub":
         folder = Path(source.location)
         return [folder / source.gguf_file] if source.gguf_file else sorted(folder.glob("*.safetensors"))
+    return [fetch_file(source, name) for name in download_weights(source)]
+
+
+def download_weights(source: ModelSource) -> list[str]:
+    """Download a repository's weights, unless they are in the cache; returns the names of their files.
+
+    Size and progress are notes where huggingface_hub shows no bars. Raises StorageError where the disk lacks the room;
+    what the Hub refuses, loading explains.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import are_progress_bars_disabled
+
     index = weights_index(source)
-    return [fetch_file(source, name) for name in ([SINGLE] if index is None else require_safe_index(index))]
+    names = [SINGLE] if index is None else require_safe_index(index)
+    missing = [name for name in names if _cached_file(source, name) is None]
+    revision = source.revision or "main"
+    if not missing or constants.HF_HUB_OFFLINE:
+        return names
+    try:
+        sizes = [get_hf_file_metadata(hf_hub_url(source.location, name, revision=revision)).size for name in missing]
+    except Exception:
+        return names
+    _require_room(source, sum(size or 0 for size in sizes))
+    in_notes = are_progress_bars_disabled() and threading.current_thread() is threading.main_thread()
+    bar = _noting_bar(source) if in_notes else None
+    try:
+        for name in missing:
+            hf_hub_download(source.location, name, revision=revision, tqdm_class=bar)
+    except Exception as error:
+        raise explain_failure(source, error) from error
+    return names
+
+
+def _require_room(source: ModelSource, needed: int) -> None:
+    """Refuse a download for which the disk of the cache has no room, beside what an earlier attempt left of it."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = cache / f"models--{source.location.replace('/', '--')}" / "blobs"
+    begun = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+    free = free_bytes(cache)
+    if needed - begun > free:
+        raise StorageError(
+            f"{source}: its weights are {byte_size(needed)}, and {cache} has {byte_size(free)} free"
+        ).advised(
+            python="free some space, set HF_HOME to a folder on a larger disk, or run with evict=True",
+            command="free some space, set HF_HOME to a folder on a larger disk, or give --evict, which deletes each "
+            "checkpoint's download once it is measured",
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where a folder is, or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free
+
+
+def _noting_bar(source: ModelSource) -> Any:
+    """A progress bar that notes the bytes of a download at its start, every half minute, and at its end."""
+    bars: Any = import_module("tqdm.std")
+
+    class NotingBar(bars.tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # no thread of its own
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            options.pop("name", None)
+            quiet = {"disable": False, "file": StringIO(), "mininterval": NOTE_SECONDS, "miniters": 1}
+            super().__init__(*arguments, **{**options, **quiet})
+
+        def display(self, *_: Any, **__: Any) -> None:
+            done = f"{byte_size(self.n)} of {byte_size(self.total)}" if self.total else byte_size(self.n)
+            warnings.warn(f"downloading {source}: {self.desc.strip()} {done}", QkscopeWarning, stacklevel=2)
+
+    return NotingBar
 
 
 def weights_index(source: ModelSource) -> Path | None:

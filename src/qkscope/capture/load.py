@@ -17,7 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkscope.capture.hub import adapter_folder, explain_failure, needs_remote_code, pin_revision, weights_index
+
+from qkscope.capture.hub import adapter_folder, download_weights, explain_failure, needs_remote_code, pin_revision
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import apply_bos_setting, merge_adapter, shared_gguf_reader
 from qkscope.errors import ModelError, QkscopeWarning, panics_raised
@@ -177,7 +178,6 @@ def choose_device(device: str, *, here: bool = True) -> str:
 
     With `here=False` the work will run on other machines, which have devices of their own.
     """
-    import torch
 
     if device == "auto":
         if torch.cuda.is_available():
@@ -200,7 +200,6 @@ def choose_device(device: str, *, here: bool = True) -> str:
 
 def _devices() -> str:
     """The devices that a study may name on this machine."""
-    import torch
 
     names = ["auto", "cpu"]
     if torch.cuda.is_available():
@@ -212,7 +211,6 @@ def _devices() -> str:
 
 def choose_dtype(dtype: str, device: str, config: Any) -> Any:
     """The dtype to load in: `auto` is float32 on a CPU, where it is faster and exact, else the checkpoint's own."""
-    import torch
 
     if dtype != "auto":
         if device == "cpu" and dtype != "float32":
@@ -232,14 +230,13 @@ def load_backbone(
     source: ModelSource, config: Any, *, dtype: str = "auto", device: str = "auto", head: bool = False
 ) -> Any:
     """The model in evaluation mode, without its language-model head unless asked; several GPUs share its layers."""
-    import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     from qkscope.capture.blueprint import require_loaded, require_tensors
 
     chosen = choose_device(device)
     if source.kind == "hub":  # a local folder was checked when it was found
-        weights_index(source)
+        download_weights(source)
     placement = "auto" if chosen == "cuda" and torch.cuda.device_count() > 1 and device == "auto" else chosen
     require_tensors(source, config)
     try:
@@ -320,14 +317,12 @@ def visible_gpus() -> list[str]:
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is not None:
         return [name.strip() for name in asked.split(",") if name.strip()]
-    import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def limit_process(threads: int, gpus: list[str]) -> None:
     """Keep to so many threads and these GPUs; before the first use of CUDA."""
-    import torch
 
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -336,7 +331,6 @@ def limit_process(threads: int, gpus: list[str]) -> None:
 
 def release_memory() -> None:
     """Give back what is no longer in use."""
-    import torch
 
     gc.collect()
     if torch.cuda.is_available():

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qkscope.run.plan import Plan
     from qkscope.run.progress import Events
 
+INSPECTED = 64  # documents that `qkscope inspect` reads of a study that has not begun
 # What `qkscope plan` hands on to the `qkscope shard` commands that it prints.
 SHARD_FLAGS = ("trust_remote_code", "skip_bad_documents", "skip_bad_checkpoints", "overwrite")
 
@@ -304,8 +305,8 @@ def inspect(options: argparse.Namespace) -> int:
     """Show a model's attention layers, or check a study and show its cost.
 
     Show a model's attention layers (heads, widths, NoPE layers, windows) from its config alone, without loading
-    weights. Or check a whole study, and show how many tokens and how much memory and disk it needs, before
-    anything runs.
+    weights. Or check a whole study before anything runs, and show its cost: tokens, GPU hours, downloads, memory, and
+    disk. Of a study that has not begun, the first 64 documents are read, and its `limit` is taken for the rest.
 
     examples:
       qkscope inspect HuggingFaceTB/SmolLM2-135M --context 8192 --documents 100
@@ -324,7 +325,12 @@ def inspect(options: argparse.Namespace) -> int:
         if options.target.lower().endswith((".yaml", ".yml")) or is_results:
             file = load_study(options.target)
             folder = results_folder(file, options.out)
-            lines = describe_plan(make_plan(file, events, trust_remote_code=trusted, results=folder), folder)
+            documents = file.study.documents
+            if not folder.exists() and (documents.limit or 0) > INSPECTED:  # a run would tokenize all of them
+                few = documents.model_copy(update={"limit": INSPECTED})
+                file = replace(file, study=file.study.model_copy(update={"documents": few}))
+            plan = make_plan(file, events, trust_remote_code=trusted, results=folder)
+            lines = describe_plan(plan, folder, documents.limit)
         else:
             arguments = (options.target, options.revision, options.context, options.documents)
             lines = describe_model(*arguments, noted=events.noted, trust_remote_code=trusted)

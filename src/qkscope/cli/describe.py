@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,19 +18,25 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096  # where a config states no maximum
 
 
-def describe_plan(plan: Plan, folder: Path) -> list[str]:
-    """What a study will do and cost, and what is in its results folder that a run would not touch."""
+def describe_plan(plan: Plan, folder: Path, documents: int | None = None) -> list[str]:
+    """What a study will do and cost, and what is in its results folder that a run would not touch.
+
+    `documents`: how many the study has at most, where the plan is over the first of them.
+    """
     from qkscope.run.finished import folder_notes
 
-    study = plan.study
+    study, first = plan.study, plan.checkpoints[0]
+    read = len(first.corpus.documents)
+    share = read / documents if documents and documents > read == study.documents.limit else 1.0
+    about = "about " if share < 1 else ""
     checkpoints = counted(len(plan.checkpoints), "checkpoint")
-    lines = [f"study {study.study}: {checkpoints}, {short_number(plan.tokens)} tokens in total"]
-    first = plan.checkpoints[0]
+    lines = [f"study {study.study}: {checkpoints}, {about}{short_number(plan.tokens / share)} tokens in total"]
     short = max(each.too_short for each in plan.checkpoints)
     repeated = max(len(each.duplicates) for each in plan.checkpoints)
     left_out = f"{short} too short for the longest context" if short else "all long enough"
     left_out += f", {counted(repeated, 'duplicate')}" if repeated else ""
-    lines.append(f"documents: {counted(len(first.corpus.documents), 'document')} in {first.corpus.source}, {left_out}")
+    some = f"the first {read} of {documents}" if share < 1 else counted(read, "document")
+    lines.append(f"documents: {some} in {first.corpus.source}, {left_out}")
     lines.append(f"corpus: {first.corpus.fingerprint}")
     lines.append(f"kind: {plan.how_read()}")
     summaries = list(dict.fromkeys(attention_summary(each.blueprint.probe.layers) for each in plan.checkpoints))
@@ -39,12 +46,46 @@ def describe_plan(plan: Plan, folder: Path) -> list[str]:
     for each in plan.checkpoints:
         names = (each.checkpoint.name, each.checkpoint.label or "", each.checkpoint.phase or "")
         layers = [attention_summary(each.blueprint.probe.layers)] if len(summaries) > 1 else []
-        rows.append((*names, str(each.context), str(len(each.documents)), short_number(each.tokens), *layers))
+        rows.append(
+            (
+                *names,
+                str(each.context),
+                str(round(len(each.documents) / share)),
+                short_number(each.tokens / share),
+                *layers,
+            )
+        )
     lines += ["", *aligned(rows), ""]
     heads = "all heads" if study.heads == "all" else f"a sample of {study.heads.sample}, seed {study.heads.seed}"
     lines.append(f"analysis: {heads}, {counted(study.components, 'component')}, {_common_window(plan)}")
-    lines.append(plan.cost_line())
+    lines += [plan.cost_line(), *_study_costs(plan, share)]
     lines += [f"note: {note}" for note in [*plan.notes(), *folder_notes(plan.checkpoints, folder)]]
+    return lines
+
+
+def _study_costs(plan: Plan, share: float) -> list[str]:
+    """GPU time and memory on one of the default devices, and what has to be downloaded; nothing is fetched."""
+    from huggingface_hub import constants
+
+    from qkscope.capture.hub import cached_weights, free_bytes
+    from qkscope.cost import Cluster, estimate, planned_work
+
+    works = [planned_work(each, share) for each in plan.checkpoints]
+    cost = estimate(works, Cluster(devices=1))
+    hours = f"{cost.device_hours:.3g} GPU hours" if cost.device_hours >= 0.01 else "below 0.01 GPU hours"
+    lines = [
+        f"compute: {scaled(sum(cost.flops))}FLOPs, {hours} on an A100, {scaled(sum(cost.memory))}B of its memory; see "
+        "`qkscope plan STUDY --estimate` for other devices"
+    ]
+    remote = {str(each.source): each.source for each in plan.checkpoints if each.source.kind == "hub"}
+    stored = {work.source: work.stored for work in works}
+    left = [stored[name] for name, source in remote.items() if cached_weights(source) is None]
+    if left:
+        cache = Path(constants.HF_HUB_CACHE)
+        lines.append(
+            f"downloads: {byte_size(sum(left))} of weights; {cache} has {byte_size(free_bytes(cache))} free; with "
+            f"`qkscope run --evict`, {byte_size(sum(nlargest(2, left)))} at a time are enough"
+        )
     return lines
 
 

@@ -175,43 +175,24 @@ def group_title(what: str, cell: str) -> str:
 
 
 @dataclass(frozen=True)
-class PublishedCheckpoint:
-    """A checkpoint of the published study and the context it was measured at."""
-
-    name: str
-    label: str
-    phase: str
-    context: int
-
-
-@dataclass(frozen=True)
 class PublishedReference:
     """A published study; each table has one row per checkpoint, named in the column `model`."""
 
     name: str
-    title: str
     source: str
-    model: str
-    documents_source: str
-    documents: int
-    samples_per_document: int  # tokens of a document that the published sampling keeps on average
     n_layers: int
     q_heads: int
     heads: int  # query heads in the published sample
     seed: int
+    tokens: int  # queries (and as many keys) that the published statistics of one head rest on
     reading_error: Mapping[str, float]  # by table, or by table and number; for the taxonomy in heads
-    checkpoints: tuple[PublishedCheckpoint, ...]
+    contexts: Mapping[str, int]  # by checkpoint, in published order
     tables: Mapping[str, pd.DataFrame]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The checkpoints' names, in published order."""
-        return tuple(checkpoint.name for checkpoint in self.checkpoints)
-
-    @property
-    def tokens(self) -> int:
-        """Queries (and as many keys) that the published statistics of one head rest on."""
-        return self.documents * self.samples_per_document
+        return tuple(self.contexts)
 
 
 def shipped_references() -> list[str]:
@@ -226,10 +207,16 @@ def load_reference(name: str) -> PublishedReference:
         raise KeyError(name)
     folder = files("qkscope.data").joinpath("published", name)
     about: dict[str, Any] = json.loads(folder.joinpath("about.json").read_text(encoding="utf-8"))
-    checkpoints = tuple(PublishedCheckpoint(**entry) for entry in about.pop("checkpoints"))
     tables = {}
     for entry in folder.iterdir():
         if entry.name.endswith(".csv"):
             with entry.open(encoding="utf-8") as file:
                 tables[entry.name.removesuffix(".csv").removesuffix("_counts")] = pd.read_csv(file)
-    return PublishedReference(name=name, checkpoints=checkpoints, tables=tables, **about)
+    as_stated = {key: about[key] for key in ("source", "n_layers", "q_heads", "heads", "seed", "reading_error")}
+    return PublishedReference(
+        name=name,
+        tokens=about["documents"] * about["samples_per_document"],
+        contexts={checkpoint["name"]: checkpoint["context"] for checkpoint in about["checkpoints"]},
+        tables=tables,
+        **as_stated,
+    )

@@ -135,7 +135,7 @@ class _PublishedRun:
         published = [table for table in TABLES if table.name in reference.tables]
         self.tables = [table for table in published if not table.absent or _has_numbers(table, self.kept)]
         self.left_out = [table for table in published if table not in self.tables]
-        self.numbers = len(reference.checkpoints) * sum(len(table.numbers) for table in self.tables)
+        self.numbers = len(reference.contexts) * sum(len(table.numbers) for table in self.tables)
         self.multiple = tolerance.critical_value(self.numbers)
         self.by_model = {str(model): rows for model, rows in self.kept.groupby("model")}
         self.counts = {model: tolerance.count_noise(rows, reference.tokens) for model, rows in self.by_model.items()}
@@ -201,18 +201,16 @@ class _PublishedRun:
     @property
     def tolerance_note(self) -> str:
         """The rule in words."""
-        heads, wanted = self.reference.heads, self.wanted
-        if wanted is not None:
+        if self.wanted is not None:
             return (
-                f"The tolerance was given: {wanted:g} for correlations and shares of variance, {wanted * heads:g} of "
-                f"{heads} heads for numbers of heads, and {wanted:g} of the number itself for slopes, biases and mean "
-                "queries."
+                f"The tolerance was given: {self.wanted:g} for correlations and shares of variance, that share of the "
+                f"{self.reference.heads} heads for numbers of heads, and of the number itself for slopes and means."
             )
         return (
             f"Tolerance: the reading error of the published number plus {self.multiple:.1f} standard errors of the "
-            f"difference between two runs of the published protocol ({self.reference.tokens:,} sampled queries and "
-            f"keys per head), so that a true repetition fails anywhere among {self.numbers} numbers with a chance of "
-            f"at most {100 * tolerance.CHANCE:g}%. It does not cover other documents, precision or windows."
+            f"difference between two runs of its protocol ({self.reference.tokens:,} sampled tokens per head); a true "
+            f"repetition fails anywhere with a chance of at most {100 * tolerance.CHANCE:g}%. Other documents, "
+            "precision, or windows are not covered."
         )
 
 
@@ -263,7 +261,7 @@ def _notes(heads: pd.DataFrame, kept: pd.DataFrame, reference: PublishedReferenc
     shared = heads[heads["model"].isin(reference.names)].groupby("model", sort=False)
     measured, windows = shared.size(), shared["window"].max()
     in_sample = kept.groupby("model").size().reindex(measured.index, fill_value=0)
-    contexts = pd.Series({checkpoint.name: float(checkpoint.context) for checkpoint in reference.checkpoints})
+    contexts = pd.Series(reference.contexts, dtype=float)
     notes = [
         f"Compared over the published sample of {reference.heads} heads (seed {reference.seed} over "
         f"{reference.n_layers} layers of {reference.q_heads}); {_span(measured)} were measured."

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 MEASURE_ROLE, NULL_ROLE = "measure", "null model"
 
 # Verdicts, from least to most. "Predicts" takes more than a correlation: see `verdict`.
-UNKNOWN, NOT_SHOWN, GOES_WITH, PREDICTS = "cannot be known", "not shown", "goes with", "predicts"
+VERDICTS = UNKNOWN, NOT_SHOWN, GOES_WITH, PREDICTS = "cannot be known", "not shown", "goes with", "predicts"
 FEWEST_MODELS = 10  # below, one model decides: at n = 9 a true r of 0.6 has an interval from -0.1 to 0.9
 FEWEST_FAMILIES = 3  # two families differ in everything; whatever distinguishes them correlates
 
@@ -62,10 +62,6 @@ class Joined:
     def most_models(self) -> int:
         """Models of the measure that has most of them."""
         return int(self.of_models["n"].max())
-
-    def null_row(self, name: str) -> Row | None:
-        """The row of a null model, where there is one."""
-        return next((row for row in self.rows(NULL_ROLE) if row["measure"] == name), None)
 
     def rows(self, role: str) -> list[Row]:
         """The rows of measures, or of null models."""

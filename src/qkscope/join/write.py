@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from qkscope.join import inputs, table
 from qkscope.join import statistics as stats
 from qkscope.join.from_results import measures_from_results
 from qkscope.join.inputs import Measures, Scores
-from qkscope.join.table import LENGTH_NULL, MEASURE_ROLE, NULL, NULL_ROLE, Joined, Row, records
+from qkscope.join.table import LENGTH_NULL, MEASURE_ROLE, NULL_ROLE, Joined, Row, records
 from qkscope.results import folder as names
 from qkscope.results.archive import is_archive
 from qkscope.results.csv_files import write_csv
@@ -182,84 +182,79 @@ def _dependence(joined: Joined) -> AnyBlock:
     return table_of(records(joined.table), columns)
 
 
+def _r_and_p(name: str = "") -> Callable[[Row], str]:
+    return lambda row: _with_p(row, f"r{name}", f"p{name}")
+
+
+_LENGTHS = {
+    "over all lengths": lambda row: shortened(row["measure"]),
+    "scores": lambda row: f"{row['n']} of {counted(row['models'], 'model')}",
+    "r (p within models)": _r_and_p(),
+    "log length alone": _r_and_p("_log_length"),
+}
+_CHANGES = {
+    "change of": lambda row: shortened(row["measure"]),
+    "from … to (tokens)": lambda row: f"{row['short']:,.0f} … {row['long']:,.0f}",
+    "models": lambda row: str(row["n"]),
+    "r with the change of the score (p)": _r_and_p(),
+    "p (Holm)": lambda row: p_value(row["p_holm"]),
+}
+
+
 # --- text -------------------------------------------------------------------------------------------
 
 
 def terminal_lines(joined: Joined) -> list[str]:
     """A small table, and what it supports."""
-    return to_terminal([table_of(records(joined.table), _MAIN), *_text(joined)])
+    return to_terminal(_report(joined))
 
 
 def join_card(joined: Joined) -> list[AnyBlock]:
     """The README of a join."""
-    source, scores = shortened(joined.measures.source), shortened(joined.scores.name)
-    path = Code(shortened(joined.measures.source, PATH_CHARACTERS))
-    exact = f"exact, over every order of the models (up to {stats.ENUMERATED})"
-    drawn = f"over {stats.DRAWS:,} orders of the models drawn with seed {stats.SEED}"
+    source, windows = joined.measures.source, joined.points["window"].dropna()
+    span = f", over windows of {windows.min():,.0f} to {windows.max():,.0f} tokens" if len(windows) else ""
     return [
-        heading(1, f"Do measures of {source} correlate with {scores}?"),
-        *_text(joined),
-        table_of(records(joined.table), _MAIN),
+        heading(1, f"Do measures of {shortened(source)} correlate with {shortened(joined.scores.name)}?"),
+        *_report(joined),
         heading(2, "What the correlations depend on"),
         _dependence(joined),
-        paragraph(
-            f"A measure predicts a score only with at least {table.FEWEST_MODELS} models of {table.FEWEST_FAMILIES} "
-            f"families, p below {LEVEL:g} after Holm's correction and at equal parameters, one sign whichever model or "
-            "family is left out, and R² for others above 0: a line through the other models predicts each better than "
-            "their mean."
-        ),
-        paragraph("Measures: ", path, f", {_windows(joined)}."),
-        paragraph(
-            f"p: {exact if bool(joined.of_models['exact'].all()) else drawn}. Intervals: Fisher's z. ± after r: "
-            "standard errors of the measures over documents. At equal parameters: partial correlation given log "
-            "parameters, t test. ",
-            Code(names.JOIN_CSV),
-            " has every number.",
-        ),
+        paragraph("Measures: ", Code(shortened(source, PATH_CHARACTERS)), f"{span}. "),
+        paragraph(Code(names.JOIN_CSV), " has every number; ", Code("qkscope docs join"), " explains its columns."),
     ]
 
 
-def _text(joined: Joined) -> list[AnyBlock]:
-    """The findings, what could have been found at all, and notes."""
-    return [
-        paragraph(Strong(shortened(" ".join(_findings(joined)), 1000))),
+def _report(joined: Joined) -> list[AnyBlock]:
+    """The table, what it shows, what could have been found at all, changes with length, and notes."""
+    blocks: list[AnyBlock] = [
+        table_of(records(joined.table), _MAIN),
+        paragraph(Strong(shortened(_finding(joined), 1000))),
         paragraph(OwnWords(_limits(joined))),
-        *_by_length(joined),
-        *(bullet(shortened(note, 400)) for note in joined.notes),
     ]
+    if joined.points["parameters"].isna().all():
+        blocks.append(paragraph("The models' parameters are not known (study key `parameters`, or --models)."))
+    together = table.over_lengths(joined.measures, joined.scores)
+    if len(together):
+        blocks.append(table_of(records(together), _LENGTHS))
+    if len(joined.across):
+        blocks.append(table_of(records(joined.across), _CHANGES))
+    if len(joined.scores.by_length):
+        blocks.append(paragraph("Any two curves that fall with length correlate: only changes between models count."))
+    return [*blocks, *(bullet(shortened(note, 400)) for note in joined.notes)]
 
 
-def _findings(joined: Joined) -> list[str]:
-    """What the measures say of the score, and how they compare with the number of parameters."""
-    rows, scores = joined.rows(MEASURE_ROLE), joined.scores.name
+def _finding(joined: Joined) -> str:
+    """Which measures predict the score or correlate with it."""
+    rows, scores, models = joined.rows(MEASURE_ROLE), joined.scores.name, counted(joined.most_models, "model")
+    by_verdict = {word: [str(row["measure"]) for row in rows if row["verdict"] == word] for word in table.VERDICTS}
     findings = []
-    for word, verbs, rest in (
-        (table.PREDICTS, ("predicts", "predict"), "beyond what parameters do"),
-        (table.GOES_WITH, ("correlates with", "correlate with"), "over these models, which is short of predicting"),
-    ):
-        some = [str(row["measure"]) for row in rows if row["verdict"] == word]
-        findings += [f"{listed(some)} {verbs[len(some) > 1]} {scores} {rest}."] if some else []
-    models = counted(joined.most_models, "model")
-    if not findings and all(row["verdict"] == table.UNKNOWN for row in rows):
-        findings.append(f"Nothing can be known from {models}: no order of so few is rare enough.")
-    elif not findings:
-        none = "The measure tried does not" if len(rows) == 1 else f"None of the {len(rows)} measures tried"
-        findings.append(f"{none} significantly correlate{'' if len(rows) == 1 else 's'} with {scores} over {models}.")
-    null = joined.null_row(NULL)
-    if null is None:
-        return [
-            *findings,
-            "The number of parameters of these models is not known (study key `parameters`, or --models).",
-        ]
-    measures = [row for row in rows if not math.isnan(row["r"])]
-    if not measures or math.isnan(null["r"]):
-        return findings
-    best = max(measures, key=lambda row: abs(row["r"]))
-    comparison = f"{best['measure']} has {number(best['r'])}, and {number(best['partial_r'])} at equal parameters"
-    if abs(best["r"]) <= abs(null["r"]):
-        comparison = f"no measure reaches it (largest: {best['measure']}, {number(best['r'])})"
-    alone = f"The number of parameters alone has r = {number(null['r'])} (p = {p_value(null['p'])})"
-    return [*findings, f"{alone}; {comparison}."]
+    if some := by_verdict[table.PREDICTS]:
+        findings.append(f"Predicts {scores} beyond what parameters do: {listed(some)}.")
+    if some := by_verdict[table.GOES_WITH]:
+        findings.append(f"Correlates with {scores} over these models, which is short of predicting: {listed(some)}.")
+    if not findings and len(by_verdict[table.UNKNOWN]) == len(rows):
+        return f"Nothing can be known from {models}: no order of so few is rare enough."
+    none = f"None of {counted(len(rows), 'measure')} significantly correlates with {scores} over {models}."
+    return " ".join(findings) or none
 
 
 def _limits(joined: Joined) -> str:
@@ -277,51 +272,3 @@ def _limits(joined: Joined) -> str:
             f"{counted(stats.most_measures(smallest), 'measure')} may be tried."
         )
     return limit
-
-
-def _by_length(joined: Joined) -> list[AnyBlock]:
-    """For scores at several lengths: length alone next to each measure, and changes between models."""
-    null = joined.null_row(LENGTH_NULL)
-    if null is None:
-        return []
-
-    def r_and_p(row: Row, name: str = "") -> str:
-        return f"{number(row[f'r{name}'])} (p = {p_value(row[f'p{name}'])} within models)"
-
-    together = records(table.over_lengths(joined.measures, joined.scores))
-    if not together:
-        return [
-            paragraph(
-                f"Over {null['n']} scores at several lengths, log length alone has r = {r_and_p(null)}. No measure was "
-                "taken at these windows."
-            )
-        ]
-    blocks: list[AnyBlock] = [
-        paragraph(
-            f"Over {row['n']} scores of {counted(row['models'], 'model')} at several lengths, "
-            f"{shortened(row['measure'])} has r = {r_and_p(row)}; log length alone has {r_and_p(row, '_log_length')}."
-        )
-        for row in together
-    ]
-    across = joined.across
-    if across.empty or not across["smallest_p"].min() < LEVEL:  # or not known: fewer than three models
-        outcome = "too few models have scores and measures at two lengths to know whether their changes correlate"
-    else:
-        places = [
-            f"{shortened(row['measure'])} from {row['short']:,.0f} to {row['long']:,.0f} tokens"
-            for row in records(across[across["p_holm"] < LEVEL])
-        ]
-        outcome = "no change of a measure correlates significantly with the change of the score"
-        if places:
-            outcome = f"the change correlates with that of the score for {listed(places)}"
-    only = "Any two curves that fall with length correlate, so only changes between models count: "
-    return [*blocks, paragraph(f"{only}{outcome} (", Code(names.DIFFERENCES_CSV), ").")]
-
-
-def _windows(joined: Joined) -> str:
-    windows = sorted({int(window) for window in joined.points["window"].dropna()})
-    if not windows:
-        return "over windows that are not recorded"
-    if len(windows) == 1:
-        return f"over the first {windows[0]:,} tokens"
-    return f"over windows of {windows[0]:,} to {windows[-1]:,} tokens, on which they depend"

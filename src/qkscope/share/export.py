@@ -39,26 +39,8 @@ from qkscope.page.write import write_page
 from qkscope.report.cards import drawable, figure_card, folder_name
 from qkscope.report.summary import summarize
 from qkscope.report.write import page_cards, write_long_tables
+from qkscope.results import folder as names
 from qkscope.results.archive import is_archive
-from qkscope.results.folder import (
-    ABLATION_JSON,
-    CARD,
-    FIGURE_PNG,
-    FIGURE_SVG,
-    FIGURES,
-    FILES,
-    PLASTICITY_SAMPLED_CSV,
-    PROVENANCE_JSON,
-    STUDY_YAML,
-    TABLE,
-    TABLES,
-    TABLES_JSON,
-    entries,
-    head_table_path,
-    output_folder,
-    results_file,
-    subfolder,
-)
 from qkscope.results.read import ResultsFolder, load_results
 from qkscope.share.card import SharedTable, dataset_card
 from qkscope.text import PathShortener
@@ -69,7 +51,7 @@ LARGEST_TABLE = 16 * 2**30  # bytes
 LARGEST_FILE = 2**28  # bytes of a picture or a record
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in an archive: the same results give the same bytes
 SHOWN_PATHS = 5
-BOTH_PICTURES = f"`{FIGURE_PNG}`, `{FIGURE_SVG}`"
+BOTH_PICTURES = f"`{names.FIGURE_PNG}`, `{names.FIGURE_SVG}`"
 Notify = Callable[[str], None]
 
 
@@ -109,7 +91,7 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
     if is_archive(folder):
         raise InputError(f"{folder}: is an archive already; share it as it is, or unpack it first")
     for name in _table_names():
-        source = head_table_path(folder, name)
+        source = names.head_table_path(folder, name)
         if os.path.lexists(source):
             if not with_text and TEXT in _column_names(source):
                 report(f"note: {name} stays here because it contains document text; --with-text includes it")
@@ -126,10 +108,10 @@ def fill_export(folder: Path, place: Path, report: Notify, *, with_text: bool, p
     if not _write_figures(tables, folder, place):
         report(f"note: there are no figures to include; `qkscope report {folder}` draws them")
     shared = [SharedTable(name) for name in _tables_in(place)]
-    shared += [SharedTable(f"{TABLES}/{name}") for name in _tables_in(subfolder(place, TABLES))]
+    shared += [SharedTable(f"{names.TABLES}/{name}") for name in _tables_in(names.subfolder(place, names.TABLES))]
     if parquet:
         shared = [_write_parquet(table, place) for table in shared]
-    write_text(place / CARD, dataset_card(tables.files, shared, files_in(place)))
+    write_text(place / names.CARD, dataset_card(tables.files, shared, files_in(place)))
     return tables.files
 
 
@@ -140,15 +122,15 @@ def files_in(place: Path) -> list[str]:
 
 def _table_names() -> list[str]:
     """The tables with rows per head, or about the whole study, that this tool writes."""
-    names = [*(name for name in FILES if name.endswith((".csv", ".parquet"))), PLASTICITY_SAMPLED_CSV]
+    listed = [*(name for name in names.FILES if name.endswith((".csv", ".parquet"))), names.PLASTICITY_SAMPLED_CSV]
     for lens in registered():
-        names += [f"{table.name}.csv" for table in lens.tables if table.rows is None]
-        names += [table.file for build in lens.of_study for table in build.tables]
-    return list(dict.fromkeys(names))
+        listed += [f"{table.name}.csv" for table in lens.tables if table.rows is None]
+        listed += [table.file for build in lens.of_study for table in build.tables]
+    return list(dict.fromkeys(listed))
 
 
 def _tables_in(folder: Path) -> list[str]:
-    return [entry.name for entry in entries(folder) if TABLE.fullmatch(entry.name) and entry.is_file()]
+    return [entry.name for entry in names.entries(folder) if names.TABLE.fullmatch(entry.name) and entry.is_file()]
 
 
 @contextmanager
@@ -189,13 +171,13 @@ def _copy(source: Path, target: Path, largest: int, *, table: bool = False) -> N
 def _write_records(folder: Path, place: Path, report: Notify) -> None:
     """Provenance, study and ablations with every absolute path shortened; report where paths were."""
     shortener = PathShortener()
-    for name in (PROVENANCE_JSON, TABLES_JSON, ABLATION_JSON, STUDY_YAML):
-        source = results_file(folder, name)
+    for name in (names.PROVENANCE_JSON, names.TABLES_JSON, names.ABLATION_JSON, names.STUDY_YAML):
+        source = names.results_file(folder, name)
         if not os.path.lexists(source):
             continue
         with _named(source):
             contents = read_bytes(source, LARGEST_FILE)
-            if name == STUDY_YAML:
+            if name == names.STUDY_YAML:
                 text = "".join(shortener.text(line, name) for line in io.StringIO(_decoded(contents)))
             else:
                 value = shortener.value(parse_json(contents), name)
@@ -214,11 +196,11 @@ def _write_figures(tables: Results, folder: Path, place: Path) -> int:
     written = 0
     for figure in drawable(tables):
         name = folder_name(figure)
-        picture = output_folder(folder, FIGURES, name) / FIGURE_SVG
+        picture = names.output_folder(folder, names.FIGURES, name) / names.FIGURE_SVG
         if picture.is_file():
-            _copy(picture, output_folder(place, FIGURES, name) / FIGURE_SVG, LARGEST_FILE)
-            card = to_markdown(figure_card(figure, tables)).replace(BOTH_PICTURES, f"`{FIGURE_SVG}`", 1)
-            write_text(output_folder(place, FIGURES, name) / CARD, card)
+            _copy(picture, names.output_folder(place, names.FIGURES, name) / names.FIGURE_SVG, LARGEST_FILE)
+            card = to_markdown(figure_card(figure, tables)).replace(BOTH_PICTURES, f"`{names.FIGURE_SVG}`", 1)
+            write_text(names.output_folder(place, names.FIGURES, name) / names.CARD, card)
             written += 1
     return written
 
@@ -272,7 +254,7 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
     It is locked: the next export to `out` removes what a killed one left, and nothing that somebody is writing now.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    for entry in entries(out.parent):
+    for entry in names.entries(out.parent):
         if temporary_of(entry.name) == out.name and not entry.is_symlink() and is_abandoned(Path(entry.path)):
             if entry.is_dir():
                 shutil.rmtree(entry.path, ignore_errors=True)
