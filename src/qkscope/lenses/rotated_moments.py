@@ -233,7 +233,8 @@ def spread_of_mean(mean: Array, by: RotationMeans, weights: Array | None = None)
         mirrored *= by.spread_plus
         if weights is not None:
             flat, shape = (len(z), *places, count**2), (len(z), 1, count, count)
-            same, mirrored = (np.reshape(weights[rows, None] @ of.reshape(flat), shape) for of in (same, mirrored))
+            summed = (np.matmul(weights[rows, None], of.reshape(flat), dtype=np.complex128) for of in (same, mirrored))
+            same, mirrored = (of.reshape(shape) for of in summed)
         _write(spread[rows], same, mirrored)
     return spread
 

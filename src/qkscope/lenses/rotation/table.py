@@ -92,13 +92,9 @@ STABILITY = Measure(
 )
 
 
+@np.errstate(invalid="ignore", divide="ignore")
 def rotated(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """All columns of a layer's heads."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return {**_on_axes(sums), **_without_axes(sums)}
-
-
-def _on_axes(sums: LayerSums) -> dict[str, Array]:
     q, k, pool, axes = sums.q, sums.k, sums.once(pool_of), sums.once(axes_of)
     (a, b), offset, size = (axes.a, axes.b), pool.offset, dot(pool.offset, pool.offset)
     along_q, along_k, by_k = dot(a, q.cov_xt), dot(a, k.cov_xt), dot(a, k.cov_xt) / k.var_t
@@ -138,6 +134,7 @@ def _on_axes(sums: LayerSums) -> dict[str, Array]:
         },
         "offset_on_a": _share(offset_a**2, size),
         "b_offset_cos": np.clip(offset_b / np.linalg.norm(beside, axis=1), 0.0, 1.0),
+        **_without_axes(sums),
     }
 
 

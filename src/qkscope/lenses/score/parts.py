@@ -18,7 +18,7 @@ import numpy as np
 
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.rotated_moments import Array
-from qkscope.lenses.score.curves import COARSE, FINE, Seen, curve, seen_covariance, seen_on_grid, seen_variance
+from qkscope.lenses.score.curves import COARSE, FINE, curve, seen_covariance, seen_on_grid, seen_variance
 from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys
 from qkscope.lenses.stacks import in_blocks
 from qkscope.lenses.sums import LayerSums
@@ -70,10 +70,6 @@ class MeanVectors:
     q: Array  # (heads, 2 buckets, d): means and slopes of the queries
     k: Array  # (key heads, 2 buckets, d): of the keys, about their centre
 
-    def on_grid(self, most: int) -> Seen:
-        """What queries see on a grid of positions."""
-        return seen_on_grid(self.cells.edges, self.cells.reach, self.known_k, most)
-
 
 def means_of(cells: Cells) -> MeanVectors:
     """The means of these cells; all heads of a layer have tokens in the same buckets, so one speaks for all."""
@@ -91,10 +87,18 @@ def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     """The split of these means with the residual covariances of these cells."""
     arcs, weights, (buckets, d) = cells.arcs or (None, None), means.weights, cells.q.mean_x.shape[1:]
     left, left_k = residuals(cells.q, arcs[0]), residuals(cells.k, arcs[1])
+    # (key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over a bucket's queries
+    if means.cells.arcs is None:
+        lines, half = means.k[:, None], means.k.shape[1]
+        spread = lines.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ lines)
+    else:
+        grid = seen_on_grid(cells.edges, cells.reach, means.known_k, most)
+        blocks = in_blocks(len(means.k), 8 * len(grid.of_key) * d)
+        curves = (curve(means.k, means.cells.arcs[1], keys, grid.grid) for keys in blocks)
+        spread = np.concatenate([seen_covariance(of, grid) for of in curves])
     # (3, key heads, buckets, d, d): the keys' residual covariance that a bucket's queries see, by (t - middle)^0, 1, 2
     keys = means.seen.residual.reshape(3 * buckets, buckets) @ left_k.reshape(-1, buckets, d * d)
     keys = keys.reshape(-1, 3, buckets, d, d).swapaxes(0, 1)
-    spread = _spread_of_means(means, most)
     preference, query_position, query = (np.empty(weights.shape) for _ in range(3))  # (heads, buckets)
     for heads in in_blocks(len(left), left[0].nbytes):
         which = cells.which[heads]
@@ -109,17 +113,6 @@ def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     position, late = of_means(means, most)
     query_position, preference, query = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
     return Split(position, query_position, preference, query, late)
-
-
-def _spread_of_means(means: MeanVectors, most: int) -> Array:
-    """(key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over each bucket."""
-    arcs = means.cells.arcs
-    if arcs is None:
-        k, half = means.k[:, None], means.k.shape[1]
-        return np.asarray(k.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ k))
-    seen = means.on_grid(most)
-    blocks = in_blocks(len(means.k), 8 * len(seen.of_key) * means.k.shape[2])
-    return np.concatenate([seen_covariance(curve(means.k, arcs[1], keys, seen.grid), seen) for keys in blocks])
 
 
 def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
@@ -138,7 +131,10 @@ def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
         by_bucket = four.swapaxes(0, 1)
         variances = ((by_bucket @ means.seen.variance) * by_bucket).sum(axis=2).T
     else:
-        seen, variances = means.on_grid(most), np.empty(weights.shape)
+        seen, variances = (
+            seen_on_grid(means.cells.edges, means.cells.reach, means.known_k, most),
+            np.empty(weights.shape),
+        )
         k = curve(means.k, arcs[1], slice(None), seen.grid)
         for block in in_blocks(heads, 2 * k[0].nbytes, heads // len(k)):
             keys, read = np.unique(which[block], return_inverse=True)
