@@ -93,11 +93,14 @@ def hash_of(*facts: Any) -> str:
 
 
 @cache
+def _code() -> str:
+    files = sorted(Path(qkscope.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 def code_version() -> str:
     """A hash of this package's code, and of the versions that it runs with."""
-    package = Path(qkscope.__file__).parent
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(package.rglob("*.py"))))
-    return hash_of(code.hexdigest(), environment())
+    return hash_of(_code(), environment())
 
 
 def has_foreign_lenses() -> bool:
