@@ -169,6 +169,12 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
+def smallest_gpu() -> int:
+    """Bytes of memory of the smallest GPU that this process may use; 0 where there is none."""
+    gpus = range(torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(index).total_memory for index in gpus), default=0)
+
+
 def limit_process(threads: int, gpus: list[str]) -> None:
     """Keep to so many threads and these GPUs; before the first use of CUDA."""
     if gpus:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qkscope.layers import LayerFacts
     from qkscope.moments.layout import Layout
     from qkscope.moments.sizes import Sizes
-    from qkscope.run.checkpoint_plan import CheckpointPlan
+    from qkscope.run.checkpoint_plan import CheckpointPlan, activation_bytes
     from qkscope.run.plan import Plan
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
@@ -243,16 +243,7 @@ def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
 
 def _activations(work: CheckpointWork) -> int:
     """Roughly what one layer of a forward pass holds, and what its sums need besides; not divided by devices."""
-    from qkscope.moments.sizes import workspace_bytes
-
-    weights, tokens = work.blueprint.weights, work.rows * work.context
-    widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
-    vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
-    layer = tokens * work.width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
-    # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
-    masked = any(f.attention_window and f.attention_window < work.context for f in work.layers)
-    mask = work.rows * work.context**2 * (1 + work.width) if masked else 0
-    return layer + workspace_bytes(work.layout, widest, tokens, work.width) + mask
+    return activation_bytes(work.blueprint, work.layers, work.layout, work.rows, work.width)
 
 
 def host_memory(work: CheckpointWork) -> int:
