@@ -126,6 +126,34 @@ def test_two_workers_make_the_same_bytes(study, tmp_path, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("room", "workers", "stated"),
+    [
+        (2**40, 3, "one worker for each of the 3 GPUs"),
+        (1000, 0, "its layers are spread over all 3 GPUs"),
+        (0, 0, None),  # no CUDA
+    ],
+)
+def test_each_gpu_gets_a_worker_if_it_has_room_for_a_model(
+    study, tmp_path, expected, quick_workers, monkeypatch, room, workers, stated
+):
+    """GPUs are only pretended, so workers compute on the CPU; four shards wait."""
+    from qkscope.run.engines import local
+
+    started, plain = [], local._LocalCrew.start
+    monkeypatch.setattr("qkscope.capture.load.visible_gpus", lambda: ["0", "1", "2"])
+    monkeypatch.setattr("qkscope.capture.load.smallest_gpu", lambda: room)
+    monkeypatch.setattr(
+        local._LocalCrew, "start", lambda crew, number: (started.append(number), plain(crew, number))[1]
+    )
+    told = Told()
+    out = run_study(study(), tmp_path / "out", told)
+    assert (out / "qk.csv").read_bytes() == expected
+    assert len(started) == workers
+    assert [stated in note for note in told.notes if "a GPU has" in note] == ([True] if stated else [])
+
+
+@pytest.mark.slow
 def test_vectors_are_kept_by_workers_too(study, tmp_path, quick_workers):
     options = CaptureOptions(vectors=VectorSample(0.5), placement=Placement(workers=2))
     here = run_study(study(), tmp_path / "here", options=CaptureOptions(vectors=VectorSample(0.5)))

@@ -208,22 +208,17 @@ def device_memory(work: CheckpointWork, devices: int) -> DeviceMemory:
 
     Activations are roughly what one layer of a forward pass holds and what its sums need besides; not divided.
     """
-    from qkscope.moments.sizes import predict_sizes, workspace_bytes
+    from qkscope.moments.sizes import predict_sizes
+    from qkscope.run.checkpoint_plan import activation_bytes
 
-    weights, count, tokens = work.blueprint.weights, len(work.layers), work.rows * work.layout.context
+    weights, count = work.blueprint.weights, len(work.layers)
     per_device = ceil(count / devices)
     blocks = [work.layers[at : at + per_device] for at in range(0, count, per_device)]
     in_layers = (work.blueprint.parameters - weights.embedding) * per_device / count
-    widest = max(work.layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
-    vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
-    layer = tokens * work.width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
-    # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
-    masked = any(f.attention_window and f.attention_window < work.layout.context for f in work.layers)
-    mask = work.rows * work.layout.context**2 * (1 + work.width) if masked else 0
     return DeviceMemory(
         weights=round((weights.embedding + in_layers) * work.width),
         sums=max(predict_sizes(work.layout, block).memory for block in blocks),
-        activations=layer + workspace_bytes(work.layout, widest, tokens, work.width) + mask,
+        activations=activation_bytes(work.blueprint, work.layers, work.layout, work.rows, work.width),
     )
 
 

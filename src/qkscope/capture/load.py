@@ -17,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
 from qkscope.capture.hub import adapter_folder, download_weights, explain_failure, needs_remote_code, pin_revision
 from qkscope.capture.source import ModelSource
 from qkscope.capture.weights import apply_bos_setting, merge_adapter, shared_gguf_reader
@@ -178,6 +177,7 @@ def choose_device(device: str, *, here: bool = True) -> str:
 
     With `here=False` the work will run on other machines, which have devices of their own.
     """
+    import torch
 
     if device == "auto":
         if torch.cuda.is_available():
@@ -200,6 +200,7 @@ def choose_device(device: str, *, here: bool = True) -> str:
 
 def _devices() -> str:
     """The devices that a study may name on this machine."""
+    import torch
 
     names = ["auto", "cpu"]
     if torch.cuda.is_available():
@@ -211,6 +212,7 @@ def _devices() -> str:
 
 def choose_dtype(dtype: str, device: str, config: Any) -> Any:
     """The dtype to load in: `auto` is float32 on a CPU, where it is faster and exact, else the checkpoint's own."""
+    import torch
 
     if dtype != "auto":
         if device == "cpu" and dtype != "float32":
@@ -230,6 +232,7 @@ def load_backbone(
     source: ModelSource, config: Any, *, dtype: str = "auto", device: str = "auto", head: bool = False
 ) -> Any:
     """The model in evaluation mode, without its language-model head unless asked; several GPUs share its layers."""
+    import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     from qkscope.capture.blueprint import require_loaded, require_tensors
@@ -314,6 +317,8 @@ def load_tokenizer(source: ModelSource) -> tuple[Any, ModelSource]:
 
 def visible_gpus() -> list[str]:
     """The names (as CUDA_VISIBLE_DEVICES has them) of the GPUs this process may use."""
+    import torch
+
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is not None:
         return [name.strip() for name in asked.split(",") if name.strip()]
@@ -321,8 +326,17 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
+def smallest_gpu() -> int:
+    """Bytes of memory of the smallest GPU that this process may use; 0 where there is none."""
+    import torch
+
+    gpus = range(torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(index).total_memory for index in gpus), default=0)
+
+
 def limit_process(threads: int, gpus: list[str]) -> None:
     """Keep to so many threads and these GPUs; before the first use of CUDA."""
+    import torch
 
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -331,6 +345,7 @@ def limit_process(threads: int, gpus: list[str]) -> None:
 
 def release_memory() -> None:
     """Give back what is no longer in use."""
+    import torch
 
     gc.collect()
     if torch.cuda.is_available():

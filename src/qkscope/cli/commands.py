@@ -63,12 +63,19 @@ def run(options: argparse.Namespace) -> int:
       qkscope run study.yaml --workers 8                       # eight processes, one per GPU
       qkscope run study.yaml --engine ray --ray-address auto   # on the Ray cluster that this machine is part of
     """
-    from qkscope.run.execute import run_study
     from qkscope.run.progress import progress
 
-    quiet_libraries()
     with progress(verbose=options.verbose) as events:
-        folder = run_study(options.study, options.out, events, command=command_line(), options=chosen_capture(options))
+        events.began(f"checking {options.study}")
+        from qkscope.run.execute import results_folder, run_study  # takes a moment
+        from qkscope.run.unchanged import is_unchanged
+        from qkscope.study.load import load_study
+
+        file, chosen = load_study(options.study), chosen_capture(options)
+        folder = results_folder(file, options.out)
+        if not is_unchanged(file, folder, events, chosen):
+            quiet_libraries()
+            run_study(file, folder, events, command=command_line(), options=chosen)
     tell_left_out(folder)
     print_summary(folder)
     tables = [path for path in folder.iterdir() if path.suffix in (".csv", ".parquet")]
@@ -78,12 +85,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_summary(folder: Path) -> None:
-    """Headline, findings, and heads to start with."""
+    """Headline, findings, and heads to start with; those of unchanged tables are not computed again."""
+    from qkscope.results.current import read_current, tables_key
+
+    current, key = read_current(folder), tables_key(folder)
+    if current is not None and current.summary is not None and current.summary[1] == key:
+        print(current.summary[0], end="\n\n")
+        return
     from qkscope.lenses.views import build_tables
     from qkscope.report.summary import summarize
     from qkscope.results.read import load_results
 
-    print(visible(str(summarize(build_tables(load_results(folder))))), end="\n\n")
+    summary = visible(str(summarize(build_tables(load_results(folder)))))
+    print(summary, end="\n\n")
+    if current is not None:
+        current.model_copy(update={"summary": [summary, key]}).save(folder)
 
 
 def tell_left_out(folder: Path) -> None:
@@ -226,7 +242,7 @@ def plan(options: argparse.Namespace) -> int:
     numbers = list(range(len(numbered)))
     if options.left:
         folder = results_folder(made.file, options.out)
-        states = [examine(each, folder, overwrite=options.overwrite) for each in made.checkpoints]
+        states = [examine(each, folder, overwrite=options.overwrite, headers_only=True) for each in made.checkpoints]
         missing = {(state.plan.checkpoint.name, shard.number) for state in states for shard in state.left}
         numbers = [k for k in numbers if (numbered[k][0].checkpoint.name, numbered[k][1].number) in missing]
     if options.count:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -17,9 +18,10 @@ from qkscope.capture.load import MISSING, find_value
 from qkscope.capture.source import ModelSource
 from qkscope.documents.encode import Encoder
 from qkscope.documents.tokens import Corpus
+from qkscope.layers import LayerFacts
 from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout
-from qkscope.moments.sizes import Sizes, predict_sizes
+from qkscope.moments.sizes import Sizes, predict_sizes, workspace_bytes
 from qkscope.results.provenance import CheckpointRecord, environment, numeric_versions
 from qkscope.study.rows import choose_heads, row_settings
 from qkscope.study.schema import Checkpoint, Study
@@ -27,6 +29,7 @@ from qkscope.study.schema import Checkpoint, Study
 if TYPE_CHECKING:
     from qkscope.capture.probe import ProbedModel
 
+WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a parameter
 MAX_DUPLICATES = 100  # that a record lists, as [document, the one with the same tokens]
 
 
@@ -79,6 +82,15 @@ class CheckpointPlan:
     def sizes(self) -> Sizes:
         """What the sums will cost."""
         return predict_sizes(self.layout, self.blueprint.probe.layers)
+
+    @property
+    def device_bytes(self) -> int:
+        """About what a device holds that has the whole model: its weights, all sums, and one batch."""
+        own = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
+        width = WIDTHS.get(self.study.dtype, WIDTHS.get(own, 4))
+        rows, layers = max(1, self.study.batch_tokens // self.context), self.blueprint.probe.layers
+        batch = activation_bytes(self.blueprint, layers, self.layout, rows, width)
+        return self.blueprint.parameters * width + self.sizes.memory + batch
 
     @property
     def last_layer(self) -> int | None:
@@ -144,6 +156,18 @@ class CheckpointPlan:
             "special_tokens": self.corpus.settings.special_tokens,
             "trust_remote_code": self.source.trust_remote_code,
         }
+
+
+def activation_bytes(blueprint: Any, layers: Sequence[LayerFacts], layout: Layout, rows: int, width: int) -> int:
+    """Roughly what one layer of a forward pass over so many documents holds, and what its sums need besides."""
+    weights, tokens = blueprint.weights, rows * layout.context
+    widest = max(layers, key=lambda f: (f.q_heads + f.kv_heads) * f.head_dim)
+    vectors = (widest.q_heads + 2 * widest.kv_heads) * widest.head_dim
+    layer = tokens * width * (3 * weights.hidden + 2 * vectors + 3 * weights.inner)
+    # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
+    masked = any(f.attention_window and f.attention_window < layout.context for f in layers)
+    mask = rows * layout.context**2 * (1 + width) if masked else 0
+    return layer + workspace_bytes(layout, widest, tokens, width) + mask
 
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:

@@ -31,6 +31,7 @@ from qkscope.run.progress import Events, default_events
 from qkscope.run.runner import Worker
 from qkscope.run.status import write_study_and_plan
 from qkscope.run.stopping import Stop, Stopped, stoppable
+from qkscope.run.unchanged import is_unchanged, remember_run
 from qkscope.study.load import StudyFile, load_study
 from qkscope.study.rows import row_settings
 from qkscope.tables.workers import TableParts
@@ -50,12 +51,16 @@ def run_study(
     events = events or default_events()
     file = study if isinstance(study, StudyFile) else load_study(study)
     folder = results_folder(file, out)
+    if is_unchanged(file, folder, events, options):
+        return folder
     plan = plan_capture(file, folder, events, options)
     with lock_folder(folder), TableParts(folder, row_settings(file.study), file.study) as parts:
         _capture(plan, folder, events, options, parts)
         from qkscope.tables.from_moments import analyze_study  # loads all lenses
 
-        return analyze_study(folder, file.study, events, command, made=parts)
+        analyze_study(folder, file.study, events, command, made=parts)
+        remember_run(plan, folder, options)
+    return folder
 
 
 def results_folder(file: StudyFile, out: Path | str | None) -> Path:

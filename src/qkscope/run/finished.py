@@ -8,13 +8,14 @@ what differs, and replaces them only when it is asked to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from qkscope.errors import InputError, MomentsFileError
+from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.moments.file import read_provenance
+from qkscope.moments.header import Header, read_header
 from qkscope.moments.moments import Moments
 from qkscope.results import folder as layout
 from qkscope.results.lock import try_lock
@@ -228,28 +229,32 @@ class CheckpointState:
     remarks: list[str] = field(default_factory=list)  # how what is used differs from what would be made now
 
 
-def examine(plan: CheckpointPlan, folder: Path, *, overwrite: bool = False) -> CheckpointState:
+def examine(
+    plan: CheckpointPlan, folder: Path, *, overwrite: bool = False, headers_only: bool = False
+) -> CheckpointState:
     """Read all files of a checkpoint: their checksums, and the settings that they were made with.
 
     With `overwrite`, finished moments that differ in any way from what would be made now are to be made again.
+    `headers_only`: sums are not read, so damage in them is not noticed.
     """
     unusable: list[str] = []
-    whole = examine_finished(plan, folder, unusable, overwrite=overwrite)
+    whole = examine_finished(plan, folder, unusable, overwrite=overwrite, headers_only=headers_only)
     if whole is not None:
         return whole
     done: list[Shard] = []
     left: list[Shard] = []
     for shard in plan.shards():
-        (left if usable_shard(plan, shard, folder, unusable) is None else done).append(shard)
+        made = usable_shard(plan, shard, folder, unusable, headers_only=headers_only)
+        (left if made is None else done).append(shard)
     return CheckpointState(plan, False, done, left, unusable)
 
 
 def examine_finished(
-    plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False
+    plan: CheckpointPlan, folder: Path, reasons: list[str], *, overwrite: bool = False, headers_only: bool = False
 ) -> CheckpointState | None:
     """The state of a checkpoint whose finished moments can be used; otherwise None, and why is added to `reasons`."""
     path = layout.moments_path(folder, plan.checkpoint.name)
-    moments = _loaded(path, reasons)
+    moments = _loaded(path, reasons, headers_only)
     if moments is None:
         return None
     made = CheckpointRecord.read(moments.provenance)
@@ -260,10 +265,12 @@ def examine_finished(
     return CheckpointState(plan, whole=True, skipped=len(made.documents_skipped or []), remarks=judged.remarks)
 
 
-def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None) -> Moments | None:
-    """A shard's moments, if they exist and are what the plan would make; otherwise None, and a reason."""
+def usable_shard(
+    plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list[str] | None = None, *, headers_only: bool = False
+) -> Any:
+    """A shard's moments (or header), if they are there and what the plan would make; otherwise None, and a reason."""
     path, reasons = layout.shard_path(folder, plan.checkpoint.name, shard.number), [] if reasons is None else reasons
-    moments = _loaded(path, reasons)
+    moments = _loaded(path, reasons, headers_only)
     if moments is None:
         return None
     made = CheckpointRecord.read(moments.provenance)
@@ -277,10 +284,12 @@ def usable_shard(plan: CheckpointPlan, shard: Shard, folder: Path, reasons: list
     return None
 
 
-def _loaded(path: Path, reasons: list[str]) -> Moments | None:
+def _loaded(path: Path, reasons: list[str], headers_only: bool) -> Moments | Header | None:
+    """A file's moments, or only its header; None where it is not there or damaged, which is added to `reasons`."""
     if path.exists():
         try:
-            return Moments.load(path)
+            with located(str(path)) if headers_only else nullcontext():
+                return read_header(path) if headers_only else Moments.load(path)
         except MomentsFileError as error:
             reasons.append(str(error))
     return None
@@ -320,7 +329,7 @@ def merge_shards(plan: CheckpointPlan, folder: Path) -> None:
     skipped: list[dict[str, Any]] = []
     for shard in plan.shards():
         reasons: list[str] = []
-        part = usable_shard(plan, shard, folder, reasons)
+        part: Moments | None = usable_shard(plan, shard, folder, reasons)
         if part is None:
             why = reasons[0] if reasons else f"{layout.shard_path(folder, name, shard.number)}: is gone"
             again = "Run again, with the same versions on all machines"

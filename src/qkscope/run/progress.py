@@ -22,6 +22,12 @@ LINE_SECONDS = 10.0  # between two lines about the same work, where there are no
 class Events:
     """Called by a run. This class does nothing; subclasses override what they handle."""
 
+    def began(self, what: str) -> None:
+        """Work begins that may take seconds before anything else is reported."""
+
+    def unchanged(self, names: Sequence[str]) -> None:
+        """The results of all checkpoints, by these names, are what a run would make: nothing is to be done."""
+
     def surveying(self, documents: int) -> None:
         """So many documents have been read and tokenized."""
 
@@ -131,6 +137,14 @@ class _ProgressEvents(Events):
 
     def _print(self, line: str) -> None:
         print_line(line, self._out, self._bars)
+
+    def began(self, what: str) -> None:
+        self._print(f"{what} ...")
+
+    def unchanged(self, names: Sequence[str]) -> None:
+        for number, name in enumerate(names, start=1):
+            self._print(f"[{number}/{len(names)}] {name}: moments already exist")
+        self._print("nothing has changed since they were made, nor the tables: nothing to do")
 
     def surveying(self, documents: int) -> None:
         if self._bars:

@@ -21,6 +21,7 @@ from qkscope.lenses.registry import head_tables, registered
 from qkscope.moments.file import read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results import folder as layout
+from qkscope.results.current import hash_of
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import (
     SCHEMA,
@@ -256,25 +257,38 @@ def write_results(
             "checkpoints_left_out": [{"name": name, "reason": reasons[name]} for name in names if name in reasons],
         }
     )
-    _join(out, parts, record, events, page_follows)
+    before = made.current.record
+    key = hash_of([(name, part.key) for name, part in zip(files, parts, strict=True)], read_as, str(settings))
+    is_current = before is not None and before.key == key
+    paths = _join(out, parts, record, events, page_follows, is_current=is_current)
     for sentence in shared_attention(origins):
         events.noted(sentence)
-    events.wrote(str(_write_description(out, head_tables(), settings)))
-    for path in write_study_tables(out, files, parts, settings, read_as):
+    others: list[Path] = []
+    if is_current:
+        events.noted("tables are current: nothing that they are made from has changed")
+    else:
+        events.wrote(str(_write_description(out, head_tables(), settings)))
+        others = write_study_tables(out, files, parts, settings, read_as)
+    for path in (*others, write_provenance(out, record)):
         events.wrote(str(path))
-    events.wrote(str(write_provenance(out, record)))
+    if is_current:
+        made.current.confirm()
+    else:
+        made.current.remember(key, dict(zip(files, parts, strict=True)), paths, others)
     return out
 
 
-def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Listener, page_follows: bool) -> None:
-    """Write the tables of heads, after removing what does not match them."""
+def _join(
+    out: Path, parts: Sequence[TablePart], record: Provenance, events: Listener, page_follows: bool, *, is_current: bool
+) -> dict[str, Path]:
+    """Write the tables of heads, unless they are current, after removing what does not match them."""
     tables = {name: [part for part in parts if name in part.headers] for part in parts for name in part.headers}
     paths = {name: joined_path(out, having, name) for name, having in tables.items()}
-    same = all(is_joined(having, name, paths[name]) for name, having in tables.items())
+    same = is_current or all(is_joined(having, name, paths[name]) for name, having in tables.items())
     removed = remove_outdated(out, record, same_tables=same, page=not page_follows)
     if removed is not None:
         events.noted(removed)
-    for name, having in tables.items():
+    for name, having in tables.items() if not is_current else ():
         join_parts(having, name, paths[name])
         events.wrote(str(paths[name]))
         if paths[name].name == HEADS_PARQUET:
@@ -282,6 +296,7 @@ def _join(out: Path, parts: Sequence[TablePart], record: Provenance, events: Lis
     # An earlier run may have had more detail, vectors, or other contexts, and 0.2 had other tables.
     for file in {*FILES, *EARLIER_TABLES} - {path.name for path in paths.values()}:
         remove_head_table(out, file)
+    return paths
 
 
 def _provenance(

@@ -7,8 +7,8 @@ after the other, whoever made them and when, and memory does not grow with the n
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +57,12 @@ class TablePart:
     headers: dict[str, str]  # the names of the columns, as a line of CSV
     origin: CheckpointRecord
     window: int  # tokens of the checkpoint's own context
+    tables: Mapping[str, Path] = field(default_factory=dict)  # earlier tables that have rows; in Parquet, by row group
+    key: str | None = None  # a hash of what the rows depend on, where that is known
+
+    def place_of(self, table: str) -> Path:
+        """The file with the rows of a table."""
+        return self.tables.get(table, self.place)
 
 
 def make_part(request: PartRequest, sets: Sequence[HeadTable]) -> TablePart:
@@ -156,8 +162,9 @@ def joined_path(folder: Path, parts: Sequence[TablePart], table: str) -> Path:
     """The file that a table is stored as; parts that do not make up one table are refused."""
     if len({part.headers[table] for part in parts}) > 1:
         raise InputError(f"{table}: not all checkpoints have the same columns; were some captured with other `groups`?")
-    large = sum(end - start for start, end in (part.bytes[table] for part in parts)) > LARGE
-    return head_table_path(folder, f"{table}.{'parquet' if is_parquet(table) or (table == HEADS and large) else 'csv'}")
+    size = sum(end - start for start, end in (part.bytes[table] for part in parts))
+    large = table == HEADS and (size > LARGE or any(part.place_of(table).suffix == ".parquet" for part in parts))
+    return head_table_path(folder, f"{table}.{'parquet' if is_parquet(table) or large else 'csv'}")
 
 
 def join_parts(parts: Sequence[TablePart], table: str, path: Path) -> None:
@@ -236,7 +243,9 @@ def stored_header(path: Path) -> str:
 
 def part_rows(part: TablePart, table: str) -> pa.Table:
     """A part's rows of a table."""
-    data = b"".join(_copied(part.place, *part.bytes[table]))
+    if part.place_of(table).suffix == ".parquet":
+        return pq.ParquetFile(part.place_of(table)).read_row_group(part.bytes[table][0])
+    data = b"".join(_copied(part.place_of(table), *part.bytes[table]))
     if is_parquet(table):
         return pq.read_table(pa.BufferReader(data))
     header = part.headers[table].split(",")
@@ -252,13 +261,14 @@ def part_rows(part: TablePart, table: str) -> pa.Table:
 def _row_groups(parts: Sequence[TablePart], table: str) -> Iterator[pa.Table]:
     for part in parts:
         rows = part_rows(part, table)
-        yield rows if is_parquet(table) else arrow_table(table, rows.to_pandas())
+        stored = is_parquet(table) or part.place_of(table).suffix == ".parquet"
+        yield rows if stored else arrow_table(table, rows.to_pandas())
 
 
 def _lines(parts: Sequence[TablePart], table: str) -> Iterator[bytes]:
     yield f"{parts[0].headers[table]}\n".encode()
     for part in parts:
-        yield from _copied(part.place, *part.bytes[table])
+        yield from _copied(part.place_of(table), *part.bytes[table])
 
 
 def _copied(place: Path, start: int, end: int) -> Iterator[bytes]:

@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from qkscope.errors import QkscopeError, QkscopeWarning
+from qkscope.errors import MomentsFileError, QkscopeError, QkscopeWarning
 from qkscope.processes import NICENESS, WorkerPool, free_memory
 from qkscope.results.folder import MOMENTS, parts_path, vectors_path
 from qkscope.results.remove import remove_parts
@@ -41,9 +41,13 @@ class TableParts:
         self._folder, self._settings, self._study = folder, settings, study
         self._begun: dict[str, Future[tuple[TablePart, list[str]]]] = {}
         self._beside: WorkerPool | None = None
+        self._keys: dict[str, str | None] = {}  # of what a checkpoint's rows depend on
 
     def __enter__(self) -> Self:
+        from qkscope.tables.current import CurrentTables
+
         remove_parts(self._folder)  # of a run that was killed
+        self.current = CurrentTables(self._folder)  # rows that an earlier run made are taken from its tables
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -53,6 +57,8 @@ class TableParts:
 
     def begin(self, name: str, moments: Path) -> None:
         """Make a checkpoint's part in a worker during the run, if the part is large enough to be worth one."""
+        if self._current_part(name, moments) is not None:
+            return
         if self._beside is None and moments.stat().st_size >= MIN_BYTES_FOR_WORKER:
             self._beside = WorkerPool.available(1, niceness=NICENESS)
         if self._beside is not None:
@@ -64,14 +70,24 @@ class TableParts:
         Parts that still wait for that worker are made by several workers, because all cores are free now.
         """
         self._begun = {name: part for name, part in self._begun.items() if not part.cancel()}
-        left = {name: path for name, path in files.items() if name not in self._begun}
+        known = {name: self._current_part(name, path) for name, path in files.items() if name not in self._begun}
+        left = {name: files[name] for name, part in known.items() if part is None}
         count = _worker_count([path.stat().st_size for path in left.values()])
         pool = WorkerPool.available(count) if count > 1 else None
         with pool or nullcontext():
             if pool is not None:
                 for name, path in left.items():
                     self._submit(pool, name, path)
-            return [self._part(name, path) for name, path in files.items()]
+            return [known.get(name) or self._part(name, path) for name, path in files.items()]
+
+    def _current_part(self, name: str, moments: Path) -> TablePart | None:
+        """The part in the tables that are there, if nothing that it depends on has changed."""
+        from qkscope.tables.current import part_key
+
+        if name not in self._keys:
+            with suppress(MomentsFileError):  # reported where the sums are read
+                self._keys[name] = part_key(self._request(name, moments))
+        return self.current.part(name, self._keys.get(name))
 
     def _submit(self, pool: WorkerPool, name: str, moments: Path) -> None:
         """Ask a worker for a part. Where that is not possible, the part is made here later."""
@@ -100,7 +116,8 @@ class TableParts:
             warnings.warn(message, QkscopeWarning, stacklevel=2)
         part = part or make_part(self._request(name, path), head_tables())
         # Headers are longer than all else that is kept of a part, and those of all checkpoints are the same.
-        return replace(part, headers={sys.intern(table): sys.intern(line) for table, line in part.headers.items()})
+        headers = {sys.intern(table): sys.intern(line) for table, line in part.headers.items()}
+        return replace(part, headers=headers, key=self._keys.get(name))
 
     def _request(self, name: str, moments: Path) -> PartRequest:
         from qkscope.tables.parts import PartRequest

@@ -19,6 +19,7 @@ from typing import Any
 
 from qkscope.errors import QkscopeError, QkscopeWarning
 from qkscope.processes import exit_when_closed, starting_processes
+from qkscope.run.checkpoint_plan import CheckpointPlan
 from qkscope.run.engines import (
     POLL_SECONDS,
     BaseEngine,
@@ -36,7 +37,9 @@ from qkscope.run.engines import (
     unpack_plans,
 )
 from qkscope.run.stopping import Stop
+from qkscope.text import byte_size
 
+FULLEST = 0.85  # of a GPU; estimates are rough, and memory is never used up completely
 SHUTDOWN_SECONDS = 10.0  # that an idle worker gets to end normally
 
 
@@ -48,10 +51,12 @@ class LocalEngine(BaseEngine):
     """In this process with one worker, else in worker processes."""
 
     def run(self, job: Job, on_report: OnReport, stop: Stop) -> None:
-        """Run every task of the job."""
-        workers = min(job.options.placement.workers or 1, len(job.tasks))
-        if (job.options.placement.workers or 1) > 1:
-            _LocalCrew(job, on_report, stop, workers).run(workers)
+        """Run every task of the job; by default with a worker for each GPU, if one has room for a whole model."""
+        asked = job.options.placement.workers
+        gpus = _roomy_gpus(job, on_report) if asked is None else 0
+        workers = min(asked or gpus or 1, len(job.tasks))
+        if (asked or 1) > 1 or gpus > 1:
+            _LocalCrew(job, on_report, stop, gpus or workers).run(workers)
             return
         schedule = Schedule(job.tasks)
 
@@ -69,6 +74,25 @@ class LocalEngine(BaseEngine):
                 loaded = task.checkpoint
         finally:
             worker.close()
+
+
+def _roomy_gpus(job: Job, on_report: OnReport) -> int:
+    """How many GPUs there are, if there are several and each has room for every model; else 0."""
+    from qkscope.capture.load import smallest_gpu, visible_gpus
+
+    plans = [job.plans[number] for number in {task.checkpoint for task in job.tasks}]
+    if not all(isinstance(plan, CheckpointPlan) and plan.study.device in ("auto", "cuda") for plan in plans):
+        return 0
+    gpus, room = len(visible_gpus()), smallest_gpu()
+    if gpus < 2 or not plans or not room:
+        return 0
+    needed = max(plan.device_bytes for plan in plans)
+    size = f"about {byte_size(needed)} with its sums and a batch, a GPU has {byte_size(room)}"
+    if needed > FULLEST * room:
+        on_report(Noted(f"a model needs {size}: its layers are spread over all {gpus} GPUs"))
+        return 0
+    on_report(Noted(f"a model needs {size}: one worker for each of the {gpus} GPUs (--workers chooses another number)"))
+    return gpus
 
 
 @dataclass
