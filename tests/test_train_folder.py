@@ -190,6 +190,16 @@ def test_steps_of_a_killed_training_that_are_not_recorded_are_taken_up_by_the_ne
     assert found[0] == whole["steps"][0]
 
 
+@pytest.mark.slow
+def test_sums_that_wait_take_no_more_room_than_they_may(grown, tmp_path, monkeypatch):
+    monkeypatch.setattr("qkscope.train.folder.MOST_WAITING", 100_000)
+    for step in (0, 20, 100):
+        probe(tmp_path / "out", step)(step)
+        assert not list((tmp_path / "out/moments").iterdir())
+    TrainingFolder.reopened(tmp_path / "out").write_tables()
+    assert tables(tmp_path / "out") == tables(grown)
+
+
 def test_tables_of_a_training_have_the_settings_of_its_callback(copy, capsys):
     assert main(["analyze", str(copy), "--components", "3"]) == 2
     assert "leave out --components" in capsys.readouterr().err
