@@ -190,6 +190,16 @@ def test_steps_of_a_killed_training_that_are_not_recorded_are_taken_up_by_the_ne
     assert found[0] == whole["steps"][0]
 
 
+@pytest.mark.slow
+def test_sums_that_wait_take_no_more_room_than_they_may(grown, tmp_path, monkeypatch):
+    monkeypatch.setattr("qkscope.train.folder.MOST_WAITING", 100_000)
+    for step in (0, 20, 100):
+        probe(tmp_path / "out", step)(step)
+        assert not list((tmp_path / "out/moments").iterdir())
+    TrainingFolder.reopened(tmp_path / "out").write_tables()
+    assert tables(tmp_path / "out") == tables(grown)
+
+
 def test_tables_of_a_training_have_the_settings_of_its_callback(copy, capsys):
     assert main(["analyze", str(copy), "--components", "3"]) == 2
     assert "leave out --components" in capsys.readouterr().err
@@ -204,17 +214,17 @@ def test_logging_costs_one_eigenproblem_per_head_and_replicate_and_tables_are_wr
         np.linalg, "eigh", lambda x, *a, **k: solved.append(x.size // x.shape[-1] ** 2) or eigh(x, *a, **k)
     )
     monkeypatch.setattr(from_moments, "join_parts", lambda *a: joined.append(a[1]) or join(*a))
-    run = probe(tmp_path / "out", 0)
-    run(0)
-    for step in (1, 2, 3):
+    folder = TrainingFolder(tmp_path / "out")
+    for step in (0, 20, 100):
+        moments = sums(step)
         before = sum(solved)
-        run(step)
+        folder.add(step, moments)
         assert sum(solved) - before == 8 * (1 + 8)  # heads, and each without one of the groups of documents
     assert joined == []
-    run.finish()
+    folder.write_page()
     assert len(joined) == len(set(joined))  # each table once
     before = sum(solved)
-    run.finish()
+    folder.write_page()
     assert sum(solved) == before  # nothing is left to do
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -82,10 +83,10 @@ def capture_moments(
             provenance={"stage": stage},
             done=lambda batch: report(batch.tokens),
         )
-    except DocumentFailure as error:
-        raise _advised(error, "leave that window out") from error
-    except OutOfMemory as error:
-        raise _advised(error, "give a smaller batch_size or context") from error
+    except (DocumentFailure, OutOfMemory) as error:
+        advice = "give a smaller batch_size or context"
+        advice = advice if isinstance(error, OutOfMemory) else "leave that window out"
+        raise error.advised(python=advice, command=advice) from error
 
 
 def require_stage(stage: Any) -> None:
@@ -139,27 +140,15 @@ def whole_argument(name: str, value: Any, least: int, most: int | None = None) -
     return number
 
 
-def _advised(error: Any, advice: str) -> Any:
-    return error.advised(python=advice, command=advice)
-
-
 def _batches(windows: Iterable[Window], layout: Layout, size: int) -> Iterator[Batch]:
+    """Window i is in group i mod the number of groups."""
     from qkscope.capture.collect import make_batch
 
-    def batch_of(held: list[tuple[int, Window]]) -> Batch:
-        numbers = [number for number, _ in held]
-        names = [f"window {number}" for number in numbers]
-        of_groups = [number % layout.groups for number in numbers]
-        return make_batch([window for _, window in held], of_groups, names, numbers)
-
-    held: list[tuple[int, Window]] = []
-    for index, window in enumerate(windows):
-        held.append((index, window[: layout.context]))
-        if len(held) == size:
-            yield batch_of(held)
-            held = []
-    if held:
-        yield batch_of(held)
+    numbered = enumerate(windows)
+    while held := list(islice(numbered, size)):
+        numbers, ids = [number for number, _ in held], [window[: layout.context] for _, window in held]
+        groups = [number % layout.groups for number in numbers]
+        yield make_batch(ids, groups, [f"window {number}" for number in numbers], numbers)
 
 
 def token_windows(
@@ -181,7 +170,11 @@ def token_windows(
     if not isinstance(texts, Iterable):
         raise InputError(f"texts should be a list of texts, not {type(texts).__name__}")
     encoder = Encoder(tokenizer, special_tokens)
-    encoded = [encoder.first(_text(text, number), context, f"text {number}") for number, text in enumerate(texts)]
+    encoded = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {type(text).__name__}, not str")
+        encoded.append(encoder.first(text, context, f"text {number}"))
     windows = distinct_windows([ids for ids in encoded if len(ids) == context])
     if not windows:
         most = max(map(len, encoded), default=0)
@@ -192,12 +185,6 @@ def token_windows(
             else "texts is empty; give at least one text"
         )
     return windows
-
-
-def _text(text: Any, number: int) -> str:
-    if not isinstance(text, str):
-        raise InputError(f"text {number} is {type(text).__name__}, not str")
-    return text
 
 
 def analyze(
@@ -229,11 +216,9 @@ def analyze(
     if window is not None:
         window = whole_argument("window", window, 1)
     skip = whole_argument("skip_positions", skip_positions, 0)
-    heads = (
-        None
-        if sample is None
-        else HeadSample(whole_argument("sample", sample, 1), whole_argument("seed", seed, -(2**63)))
-    )
+    heads = None
+    if sample is not None:
+        heads = HeadSample(whole_argument("sample", sample, 1), whole_argument("seed", seed, -(2**63)))
     loaded = moments if isinstance(moments, Moments) else Moments.load(moments)
     if lens is None:
         return qk_table(loaded, model=model, window=window, components=components, heads=heads, skip=skip)
@@ -301,8 +286,11 @@ def ablate_heads(
     from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.study import ablate_windows
     from qkscope.ablate.work import AblationSettings
+    from qkscope.lenses.categories import classify
 
-    _refuse_single_words(edits=edits, heads=heads)
+    for name, words in (("edits", edits), ("heads", heads)):
+        if isinstance(words, str):  # a sequence, too: of letters
+            raise InputError(f"{name} is a single word; put it in a list: [{words!r}]")
     if needle and tokenizer is None:
         raise InputError("a needle is text: also give the model's tokenizer")
     top, seed = None if top is None else whole_argument("top", top, 1), whole_argument("seed", seed, 0)
@@ -311,22 +299,9 @@ def ablate_heads(
     ids, context = _windows(model, windows, None)
     read: list[Any] = list(ids)
     moments = capture_moments(model, read, context=context, groups=whole_argument("groups", groups, 1, MOST_GROUPS))
-    return ablate_windows(model, read, moments, _leading(moments), settings, tokenizer, progress)
-
-
-def _refuse_single_words(**lists: Sequence[str]) -> None:
-    """A text is a sequence, too: of letters."""
-    for name, value in lists.items():
-        if isinstance(value, str):
-            raise InputError(f"{name} is a single word; put it in a list: [{value!r}]")
-
-
-def _leading(moments: Moments) -> pd.DataFrame:
-    """Component 0 of every head, with its category."""
-    from qkscope.lenses.categories import classify
-
     table = analyze(moments, components=1)
-    return table.assign(category=classify(table["r_q"], table["r_k"]))
+    table = table.assign(category=classify(table["r_q"], table["r_k"]))
+    return ablate_windows(model, read, moments, table, settings, tokenizer, progress)
 
 
 def predict(

@@ -85,7 +85,8 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """sha256 over all texts in order: the same corpus wherever it lies."""
-        return _digest_of(document.digest for document in self.documents)
+        lines = "".join(f"{document.digest}\n" for document in self.documents)
+        return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
     def choose(self, context: int) -> Choice:
         """Documents with at least `context` tokens (and `min_tokens`); an error if there is none.
@@ -128,7 +129,10 @@ class Corpus:
     def tokens_fingerprint(self, context: int, indices: Sequence[int] | None = None) -> str:
         """sha256 of what a checkpoint with this context is shown of all usable documents, or of some: nothing else."""
         chosen = self.choose(context).documents if indices is None else indices
-        return _digest_of([str(context), *(f"{i} {self.documents[i].prefixes[context]}" for i in chosen)])
+        lines = "".join(
+            f"{line}\n" for line in (context, *(f"{i} {self.documents[i].prefixes[context]}" for i in chosen))
+        )
+        return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
     def windows(self, tokenizer: Tokenizer, context: int, indices: Sequence[int]) -> Iterator[TokenWindow]:
         """The token windows of the chosen documents, in order; a document that changed is an error.
@@ -303,10 +307,3 @@ def batches(
 
 def _digest_of_ids(ids: Sequence[int] | NDArray[np.int64]) -> str:
     return hashlib.sha256(np.asarray(ids, dtype=ID).tobytes()).hexdigest()
-
-
-def _digest_of(parts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{part}\n".encode())
-    return f"sha256:{digest.hexdigest()}"

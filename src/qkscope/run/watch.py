@@ -112,7 +112,7 @@ class SeriesWatcher:
         ready = [each for each in new if each.is_unchanged]
         self._require_same_run([each for each in ready if each.name in records], complete, records)
         added = [each for each in ready if self._measure(each)]
-        checkpoints = _as_in_study(records) | {each.name: each.settings for each in added}
+        checkpoints = self.measured(records) | {each.name: each.settings for each in added}
         if checkpoints and (added or not self._up_to_date):
             self._write(checkpoints)
             self._up_to_date = True
@@ -120,9 +120,13 @@ class SeriesWatcher:
             self._evict([*done, *added], complete, self._how.evict)
         return [each.name for each in added]
 
-    def measured(self) -> dict[str, dict[str, Any]]:
+    def measured(self, records: Mapping[str, CheckpointRecord] | None = None) -> dict[str, dict[str, Any]]:
         """The checkpoints whose moments are in the results folder, as a study would name them."""
-        return _as_in_study(self._records())
+        checkpoints = {}
+        for name, record in (self._records() if records is None else records).items():
+            stated = {key: getattr(record, field) for field, key in STATED.items()}
+            checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
+        return checkpoints
 
     def _records(self) -> dict[str, CheckpointRecord]:
         """What the moments in the results folder were measured from."""
@@ -275,15 +279,6 @@ class SeriesWatcher:
         except (InputError, OSError) as error:
             return f"its weights cannot be compared with its moments ({error})"
         return None
-
-
-def _as_in_study(records: Mapping[str, CheckpointRecord]) -> dict[str, dict[str, Any]]:
-    """Measured checkpoints as a study would name them."""
-    checkpoints = {}
-    for name, record in records.items():
-        stated = {key: getattr(record, field) for field, key in STATED.items()}
-        checkpoints[name] = {"name": name, **{key: value for key, value in stated.items() if value is not None}}
-    return checkpoints
 
 
 def _order(checkpoint: dict[str, Any]) -> tuple[Any, ...]:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 LARGEST = 256 * 1024 * 1024  # bytes of training.json; 10 000 steps have 30 MB
+MOST_WAITING = 4 * 2**30  # bytes of moments whose rows are not made yet
 PREFIX = "qkscope/"  # of scalars
 START_OVER = "give another folder, or remove this one"
 STEP = re.compile(rf"step-(\d{{1,18}}){re.escape(MOMENTS_SUFFIX)}")
@@ -153,7 +154,11 @@ class TrainingFolder:
         name = f"step-{step}"
         moments.provenance.update(name=name, label=f"{step:,}", step=step, trained_tokens=tokens)
         moments.save(moments_path(self.path, name))
-        return self._noted(step, moments, cost)
+        scalars = self._noted(step, moments, cost)
+        waiting = {each: path for each in self._names() if (path := moments_path(self.path, each)).is_file()}
+        if not self.keep_moments and sum(path.stat().st_size for path in waiting.values()) > MOST_WAITING:
+            self._parts(moments.layout.context).of(waiting)  # the tables still wait, but take far less room
+        return scalars
 
     def difference(self, step: int, moments: Moments) -> float:
         """The largest difference in |r_q| or |r_k| of any head between moments of now and a recorded step."""
@@ -173,9 +178,8 @@ class TrainingFolder:
 
         if self._record.steps:
             self._take_up()
-        names = [f"step-{step}" for step in self.steps]
-        files = {name: moments_path(self.path, name) for name in names}
-        if not names or (results_file(self.path, QK_CSV).is_file() and not self._new(files)):
+        files = {name: moments_path(self.path, name) for name in self._names()}
+        if not files or (results_file(self.path, QK_CSV).is_file() and not self._new(files)):
             return False
         with lock_folder(self.path):
             remove_unfinished(self.path, alone=True)
@@ -273,6 +277,10 @@ class TrainingFolder:
             self._warned = True
             leading = replace(LEADING, windows="own", judged=(), judge=None)
             return checkpoint_rows(moments, [leading], self._row_settings(moments.layout.context), model=name)
+
+    def _names(self) -> list[str]:
+        """What tables call the steps, in order."""
+        return [f"step-{step}" for step in self.steps]
 
     def _parts(self, context: int) -> StepParts:
         return StepParts(self.path, self._row_settings(context), keep_moments=self.keep_moments)

@@ -134,7 +134,14 @@ class VectorWriter:
             if (states.shape[1], states.shape[3]) != (heads, facts.head_dim):
                 raise VectorsError(f"layer {call.layer}: got vectors of shape {tuple(states.shape)}, expected {facts}")
             arrays[kind] = _gather(states, rows, tokens)
-            _require_finite(arrays[kind], call.layer, kind, where)
+            bad = np.argwhere(~np.isfinite(arrays[kind]).all(axis=2))
+            if len(bad):
+                row, head = bad[0]
+                name, (document, position) = "query" if kind == "q" else "key", where[row]
+                raise ActivationError(
+                    f"document {document}: a {name} of layer {call.layer}, head {head}, position {position} is not "
+                    "finite"
+                )
         with self._writing():
             for name, array in arrays.items():
                 with (self._spool / f"{call.layer}.{name}").open("ab") as file:
@@ -213,10 +220,10 @@ class VectorWriter:
     def _card(self) -> str:
         """README.md, with one Hub configuration per head folder, so that `datasets` loads each head by name."""
         names = sorted(name for about in self._layers.values() for kind in KINDS for name in _names(about.layer, kind))
-        lines = ["---", "configs:"]
-        for folder in (name.folder for name in names):
-            files = ["  data_files:", "  - split: train", f"    path: {folder}/*.parquet"]
-            lines += [f"- config_name: {folder}", *files]
+        configs = "".join(
+            f"- config_name: {name.folder}\n  data_files:\n  - split: train\n    path: {name.folder}/*.parquet\n"
+            for name in names
+        )
         about = self._layers[names[0].layer]
         log_uniform = f"min(1, {about.per_doubling} / 2ⁿ) at positions 2ⁿ − 1 to 2ⁿ⁺¹ − 2"
         body = CARD.format(
@@ -227,7 +234,7 @@ class VectorWriter:
             buckets=self._layout.buckets,
             first=names[0].folder,
         )
-        return "\n".join([*lines, "---", "", body])
+        return f"---\nconfigs:\n{configs}---\n\n{body}"
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -248,13 +255,3 @@ def _gather(states: Tensor, rows: NDArray[np.intp], tokens: NDArray[np.intp]) ->
     row, token = (torch.from_numpy(index).to(states.device) for index in (rows, tokens))
     chosen = states.detach()[row, :, token]
     return np.asarray(chosen.to(device="cpu", dtype=torch.float32).contiguous().numpy())
-
-
-def _require_finite(vectors: NDArray[np.float32], layer: int, kind: str, where: Integers) -> None:
-    bad = ~np.isfinite(vectors).all(axis=2)
-    if bad.any():
-        row, head = (int(i) for i in np.argwhere(bad)[0])
-        name, (document, position) = "query" if kind == "q" else "key", where[row]
-        raise ActivationError(
-            f"document {document}: a {name} of layer {layer}, head {head}, position {position} is not finite"
-        )
