@@ -19,6 +19,7 @@ from qkscope.moments.second_moments import Array, SecondMoments, divided, square
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
 ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observed: below 1e-6
+TINY = 1e-5  # the same of coordinates far below the largest, where tokens are alike; observed: below 4e-7
 COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
 
 
@@ -92,7 +93,7 @@ def _require_squares(of: SecondMoments) -> None:
     root = _roots(of.xx, of.width, "squares")
     _require_products(of.xx, root, ROUNDING, "products")
     tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
-    _refuse_unless(np.abs(of.x) <= _bound(tokens, root), "sums")
+    _refuse_unless(np.abs(of.x) <= _bound(tokens, root) + TINY * tokens * _largest(root), "sums")
     inverse = divided(np.ones_like(of.n), of.n)[..., None]
     spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
     width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
@@ -150,7 +151,12 @@ def _roots(xx: Array, width: int, what: str) -> Array:
 
 def _require_products(xx: Array, root: Array, slack: float, what: str) -> None:
     rows, columns = triangle(root.shape[-1])
-    _refuse_unless(np.abs(xx) <= _bound(root[..., rows], root[..., columns], slack), what)
+    possible = _bound(root[..., rows], root[..., columns], slack) + TINY * _largest(root) ** 2
+    _refuse_unless(np.abs(xx) <= possible, what)
+
+
+def _largest(root: Array) -> Array:
+    return np.asarray(root.max(axis=-1, keepdims=True, initial=0.0))
 
 
 def _bound(one: Array, other: Array, slack: float = ROUNDING) -> Array:
