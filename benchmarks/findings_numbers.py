@@ -28,6 +28,11 @@ def spoken(corpus: str) -> str:
     return "the novel" if corpus == "novel" else corpus
 
 
+def all_of(corpora: Iterable[str]) -> str:
+    """Corpora in a sentence."""
+    return listed([spoken(corpus) for corpus in corpora])
+
+
 @dataclass(frozen=True)
 class Number:
     """A mean over heads with its standard errors over documents and over KV heads."""
@@ -127,8 +132,12 @@ class Tables:
 
     @cached_property
     def corpora(self) -> list[str]:
-        """The corpora, in order."""
-        return list(dict.fromkeys(self.table("entries", "main")["corpus"]))
+        """The corpora of the main part, in order."""
+        return self.corpora_of("main")
+
+    def corpora_of(self, part: str | None) -> list[str]:
+        """The corpora of a part, or of all."""
+        return list(dict.fromkeys(self.table("entries", part)["corpus"]))
 
     def models(self, part: str = "main") -> dict[str, str]:
         """Labels by name, in order."""

@@ -80,7 +80,7 @@ class Part:
     ablated_tokens: int = 0
 
 
-MAIN = Part("main", 2048, 24, 16, ENTRIES, ablated=8, ablated_tokens=192)
+MAIN = Part("main", 2048, 24, 16, ENTRIES, ablated=6, ablated_tokens=128)
 ROUNDED = Part("quantized", 256, 24, 16, (ENTRIES[0], *QUANTIZED))
 LONG = Part("long", 8192, 4, 4, ENTRIES[1:])
 PARTS = (MAIN, ROUNDED, LONG)

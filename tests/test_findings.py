@@ -37,7 +37,7 @@ def study(folder, *, means=None, changes=None, verdicts=None, ablation=None):
     places = [(corpus, model) for corpus in CORPORA for model in MODELS]
     entries = [{"part": part, "corpus": corpus, "model": model, "label": label, "parameters": 1e6, "window": 2048,
                 "layers": 2, "heads": 8, "documents": 24, "groups": 16, "weights_kept": kept, "trained_context": 4096,
-                "dtype": "float32", "torch": "2", "transformers": "5"}
+                "texts_begin_with": "", "dtype": "float32", "torch": "2", "transformers": "5"}
                for corpus in CORPORA
                for part, model, label, kept in (*(("main", m, text, "Q4_1") for m, text in MODELS.items()),
                                                 ("quantized", "stories15m", "stories15M", "float32"),
@@ -58,6 +58,7 @@ def study(folder, *, means=None, changes=None, verdicts=None, ablation=None):
     moves += [{"part": "main", "corpus": c, "what": "window", "from": 256, "to": 2048, "model": m, "layer_type": "all",
                "measure": measure, "change": changed.get(("window", m, measure), 0.0), **errors}
               for c, m in places for measure in ("r_q", "r_k")]  # fmt: skip
+    moves += [{**row, "part": "quantized"} for row in moves if row["what"] == "text" and row["model"] == "stories15m"]
     moves += [{"part": "quantized", "corpus": c, "what": "weights", "from": "stories15m", "to": "stories15m-q4_0",
                "model": "stories15m-q4_0", "layer_type": "all", "measure": measure,
                "change": changed.get(("weights", measure), 0.0), **errors}
@@ -105,7 +106,7 @@ def test_numbers_show_both_errors_with_as_many_digits_as_they_allow():
 def test_what_the_window_does_is_told_by_model_and_only_where_it_is_significant(tmp_path):
     found = study(tmp_path, changes={("window", "b", "r_q"): -0.3})
     lead, rest, text = findings.windows(found)
-    assert lead.startswith("**r depends on the window")
+    assert lead.startswith("**r depends on the window.**")
     assert "to 2,048 tokens, mean r_q falls in B-Instruct; does not change significantly in stories15M." in rest
     assert "| B-Instruct | 256 → 2,048 | r_q | **−0.300 ± 0.010 (0.010)** |" in text
     assert findings.windows(study(tmp_path))[0] == "**No change is significant.**"
