@@ -98,8 +98,8 @@ def setup(tables: Tables) -> str:
     first = tables.table("entries", "main").iloc[0]
     lines = [
         f"Texts: {'; '.join(TEXTS[corpus] for corpus in tables.corpora_of(None))}. Each document gives its first "
-        "tokens, after the model's own special token if it has one. r_q and r_k are the correlations of queries and keys "
-        "on PC0 with position; a head with both above 0.7 is position-dominated ([glossary](glossary.md)).",
+        "tokens, after the model's own special token if it has one. r_q and r_k are the correlations of queries and "
+        "keys on PC0 with position; a head with both above 0.7 is position-dominated ([glossary](glossary.md)).",
         f"*Main* part: {first['documents']} documents per corpus in {first['groups']} groups for the jackknife.",
     ]
     if long:
@@ -358,7 +358,7 @@ def quantization(tables: Tables) -> tuple[str, str]:
     text = (
         "stories15M with rounded weights, on the same documents. Per head: root mean square change over heads and "
         f"corpora. Means: change on {all_of(corpora)}. Verdicts: published claims that come out "
-        f"otherwise. For comparison, between corpora and without sampling noise, heads differ by {_text_spread(tables)}."
+        f"otherwise. For comparison, between corpora (without sampling noise) heads differ by {_text_spread(tables)}."
         "\n\n"
         + table(["weights", "r_q per head", "r_k per head", "mean r_q", "mean r_k", "verdicts changed"], rows)
     )
