@@ -258,16 +258,22 @@ def components(tables: Tables) -> tuple[str, str, str]:
     said = [f"{name} in {tables.grouped([p for p, top in winners.items() if top and COMPONENTS[top] == name])}"
             for name in counts]  # fmt: skip
     open_ = [place for place, top in winners.items() if top is None]
+    name, often = counts.most_common(1)[0] if counts else ("", 0)
     lead = (
-        f"**{counts.most_common(1)[0][0].capitalize()} is the largest component of scores in "
-        f"{counts.most_common(1)[0][1]} of {cases(len(winners))}.**" if counts
-        else "**No component of scores is significantly the largest.**"
+        f"**{name.capitalize()} is the largest component of scores in {often} of {cases(len(winners))}.**"
+        if often > len(winners) / 2 else "**No component of scores is significantly the largest in most cases.**"
     )  # fmt: skip
     rest = (f"At both bucket widths and significantly, the largest component is {'; '.join(said)}." if said else "") + (
         f" Not decided: {tables.grouped(open_)}." if open_ else ""
     )
-    queries = [number for place in winners for number in [tables.mean("query_share", place)] if number.known]
-    rest += f" The query component, the only one that can match content with content, makes {span(queries)}."
+    both, queries = (
+        [sum(tables.mean(share, place).value for share in shares) for place in winners]
+        for shares in (("position_share", "preference_share"), ("query_share",))
+    )
+    rest += (
+        f" Position and preference together make {span(both)} of the variance; the query component, the only one that "
+        f"can match content with content, makes {span(queries)}."
+    )
     late = by_sign([(place, tables.mean("late_advantage", place)) for place in winners])
     text = (
         "Shares of the variance of a query's scores over the keys it sees: *position* (the same for every query at "
@@ -286,10 +292,9 @@ def largest(shares: Mapping[str, Number]) -> str | None:
     return top if all(shares[top].exceeds(other) for name, other in shares.items() if name != top) else None
 
 
-def span(numbers: Sequence[Number]) -> str:
+def span(shares: Sequence[float]) -> str:
     """From the smallest to the largest share."""
-    ordered = sorted(numbers, key=lambda number: number.value)
-    return f"{100 * ordered[0].value:.0f}% to {100 * ordered[-1].value:.0f}%"
+    return f"{100 * min(shares):.0f}% to {100 * max(shares):.0f}%"
 
 
 # --- 5: texts and quantization -------------------------------------------------------------------------
@@ -316,7 +321,8 @@ def texts(tables: Tables) -> tuple[str, str, str]:
     some = sum(bool(sign) for sign in signs.values())
     words = "Many" if some > len(signs) / 2 else "Some" if some else "No"
     rounding, text = quantization(tables)
-    lead = f"**{words} measures depend on the text{'' if some else ' significantly'}.**"
+    of = "" if part == "main" else " of stories15M"
+    lead = f"**{words} measures{of} depend on the text{'' if some else ' significantly'}.**"
     text = (
         "Significant differences between speeches (S), code (C), and novel (N): other documents, the same heads.\n\n"
         + table(["model", *(MEASURED[measure] for measure in OF_TEXT)], rows) + "\n\n" + text
@@ -359,8 +365,7 @@ def quantization(tables: Tables) -> tuple[str, str]:
         "stories15M with rounded weights, on the same documents. Per head: root mean square change over heads and "
         f"corpora. Means: change on {all_of(corpora)}. Verdicts: published claims that come out "
         f"otherwise. For comparison, between corpora (without sampling noise) heads differ by {_text_spread(tables)}."
-        "\n\n"
-        + table(["weights", "r_q per head", "r_k per head", "mean r_q", "mean r_k", "verdicts changed"], rows)
+        "\n\n" + table(["weights", "r_q per head", "r_k per head", "mean r_q", "mean r_k", "verdicts changed"], rows)
     )
     return short, text
 

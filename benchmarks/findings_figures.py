@@ -74,16 +74,13 @@ def windows(tables: Tables) -> Figure:
                 ax.set_title(short(name), fontsize=9)
             else:
                 ax.set_xlabel("window (tokens)", fontsize=8)
-                low, high = (int(np.ceil(np.log2(limit) / 2) * 2) for limit in ax.get_xlim())
-                ticks = [2**k for k in range(low, high + 1, 2) if 2**k <= ax.get_xlim()[1]]
+                low, high = ax.get_xlim()
+                ticks = [tick for tick in (64, 256, 2048, 8192) if low <= tick <= high]
                 ax.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
             if column == 0:
                 ax.set_ylabel(f"mean ${measure[0]}_{measure[2]}$")
-    kinds = [
-        Line2D([], [], color=INK, linestyle="-", label="main"),
-        *([Line2D([], [], color=INK, linestyle="--", label="long")] if len(tables.table("entries", "long")) else []),
-    ]
-    legend(figure, tables, *kinds)
+    parts = {"main": "-", "long": "--"} if len(tables.table("entries", "long")) else {}
+    legend(figure, tables, *(Line2D([], [], color=INK, linestyle=line, label=part) for part, line in parts.items()))
     return figure
 
 

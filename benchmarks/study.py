@@ -113,7 +113,8 @@ def main() -> int:
 
 def quick(part: Part) -> Part:
     """The same with short windows."""
-    return replace(part, name=f"quick-{part.name}", longest=min(part.longest // 8, 512), documents=8, groups=8,
+    few = min(part.documents, 8)
+    return replace(part, name=f"quick-{part.name}", longest=min(part.longest, 512), documents=few, groups=few,
                    ablated=min(part.ablated, 4), ablated_tokens=64)  # fmt: skip
 
 

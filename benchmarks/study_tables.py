@@ -83,7 +83,7 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
 
 def own_heads(results: Path) -> pd.DataFrame:
     """Each model's heads over its own context, with the type of their layer."""
-    heads = pd.read_csv(results / "heads.csv", low_memory=False)
+    heads = _heads(results)
     heads = heads[heads["windows"].str.startswith("own")].reset_index(drop=True)
     several = heads.groupby("model")["attention"].transform("nunique") > 1
     reach = heads["attention"].where(heads["attention_window"].isna(),
@@ -130,7 +130,7 @@ def ablated_tokens(results: Path) -> int:
 
 def across_windows(results: Path, heads: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """From each window that has errors to a model's own: the same documents, heads, and weights."""
-    rows, replicates = pd.read_csv(results / "heads.csv", low_memory=False), _replicates(results)
+    rows, replicates = _heads(results), _replicates(results)
     for model, mine in heads.groupby("model", sort=False):
         of_model, own = rows[rows["model"] == model], int(mine["window"].iloc[0])
         known = of_model.loc[of_model["r_q_se"].notna() & (of_model["window"] < own), "window"]
@@ -217,6 +217,12 @@ def _aligned(heads: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
 
 def _key_heads(heads: pd.DataFrame) -> np.ndarray:
     return (heads["layer"] * 100_000 + heads["kv_head"]).to_numpy(dtype=np.int64)
+
+
+def _heads(results: Path) -> pd.DataFrame:
+    """Every head at each window, with what is of use here."""
+    known = {*KEPT_OF_HEADS, "windows", "attention", "attention_window", "prediction", "explained_variance"}
+    return pd.read_csv(results / "heads.csv", usecols=known.__contains__, low_memory=False)
 
 
 def _replicates(results: Path) -> pd.DataFrame:

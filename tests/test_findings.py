@@ -128,9 +128,12 @@ def test_a_component_is_the_largest_only_at_both_bucket_widths(tmp_path):
     means = {("stories15m", f"{end}position_share"): 0.8 for end in ("", "line_")}
     means |= {("b", "position_share"): 0.8, ("b", "line_query_share"): 0.8}
     lead, rest, _ = findings.components(study(tmp_path, means=means))
-    assert lead == "**Position is the largest component of scores in 3 of 6 cases.**"
+    assert lead == "**No component of scores is significantly the largest in most cases.**"
     assert "the largest component is position in stories15M. Not decided: B-Instruct." in rest
-    assert findings.components(study(tmp_path))[0] == "**No component of scores is significantly the largest.**"
+    means |= {("b", f"{end}position_share"): 0.9 for end in ("", "line_")}
+    assert findings.components(study(tmp_path, means=means))[0].startswith("**Position is the largest component of sc")
+    means |= {("b", f"{end}query_share"): 0.9 for end in ("", "line_")}
+    assert findings.components(study(tmp_path, means=means))[0].endswith("significantly the largest in most cases.**")
     assert findings.largest({name: number(0.25) for name in SHARES}) is None
 
 
