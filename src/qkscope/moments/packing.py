@@ -36,6 +36,7 @@ UNROTATED = "unrotated."  # in front of the names of what was summed before rota
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
 ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observed: below 1e-6
+TINY = 1e-5  # the same of coordinates far below the largest, where tokens are alike; observed: below 4e-7
 COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
 
 
@@ -268,7 +269,8 @@ def _require_squares(of: SecondMoments) -> None:
     """Squares, and products of every two coordinates and of each with position, of every bucket."""
     root = _checked_roots(of.xx, ROUNDING)
     tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
-    _refuse_unless(np.abs(of.x) <= tokens * root * (1 + ROUNDING), "sums that no tokens can have")
+    bound = tokens * (root * (1 + ROUNDING) + TINY * _largest(root))
+    _refuse_unless(np.abs(of.x) <= bound, "sums that no tokens can have")
     inverse = divided(np.ones_like(of.n), of.n)[..., None]
     spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
     width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
@@ -319,9 +321,13 @@ def _checked_roots(xx: Array, slack: float, what: str = "") -> Array:
     squares = xx[..., square(width).diagonal()]
     _refuse_unless(squares >= 0, f"squares{what} that no tokens can have")
     root, (rows, columns) = np.sqrt(squares), triangle(width)
-    fits = np.abs(xx) <= root[..., rows] * root[..., columns] * (1 + slack)
-    _refuse_unless(fits, f"products{what} that no tokens can have")
+    bound = root[..., rows] * root[..., columns] * (1 + slack) + TINY * _largest(root) ** 2
+    _refuse_unless(np.abs(xx) <= bound, f"products{what} that no tokens can have")
     return np.asarray(root)
+
+
+def _largest(root: Array) -> Array:
+    return np.asarray(root.max(axis=-1, keepdims=True, initial=0.0))
 
 
 def _refuse_unless(possible: NDArray[np.bool_], what: str) -> None:

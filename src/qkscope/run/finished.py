@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qkscope.errors import InputError, MomentsFileError, located
-from qkscope.moments.file import read_provenance
-from qkscope.moments.header import Header, read_header
+from qkscope.moments.file import Header, read_header, read_provenance
 from qkscope.moments.moments import Moments
 from qkscope.results import folder as layout
 from qkscope.results.lock import try_lock

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qkscope.files import remove_file
-from qkscope.moments.header import read_header
+from qkscope.moments.file import read_header
 from qkscope.results.current import (
     Current,
     CurrentPart,
