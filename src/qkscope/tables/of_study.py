@@ -10,7 +10,7 @@ import pandas as pd
 from qkscope.errors import located
 from qkscope.kinds import StudyKind
 from qkscope.lenses.base import StudyBuild
-from qkscope.lenses.registry import study_builds
+from qkscope.lenses.registry import registered
 from qkscope.lenses.sums import EntrySums, StudySums
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import head_table_path, stored_table
@@ -26,7 +26,8 @@ def write_study_tables(
     out: Path, files: Mapping[str, Path], parts: Sequence[TablePart], settings: RowSettings, kind: StudyKind
 ) -> list[Path]:
     """Write what the lenses say of the study as a whole; tables of an earlier run that no longer apply are removed."""
-    builds, written = study_builds(), []
+    builds = [each for lens in registered() for each in lens.of_study if each.build is not None]
+    written: list[Path] = []
     if not builds:
         return []
     entries = tuple(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import TableError
-from qkscope.lenses.registry import tables_of_commands
+from qkscope.lenses.registry import registered
 from qkscope.lenses.views import summary_files
 from qkscope.results.folder import ABLATION_CSV, LONG_TABLES, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
 from qkscope.results.provenance import Provenance, StudyRecord
@@ -46,7 +46,9 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
 
 
 def _written_by_commands() -> list[str]:
-    return [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV), PLASTICITY_SAMPLED_CSV]
+    files = [f"{table.name}.csv" for lens in registered() for table in lens.tables if table.rows is None]
+    files += [table.file for lens in registered() for of in lens.of_study if of.build is None for table in of.tables]
+    return [ABLATION_CSV, *(name for name in files if name != ABLATION_CSV), PLASTICITY_SAMPLED_CSV]
 
 
 def _shown(provenance: Provenance) -> str:
