@@ -289,7 +289,7 @@ def test_a_record_that_is_damaged_or_of_another_version_is_refused(copy, record,
 
 @pytest.mark.slow
 def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path):
-    from qkscope.lenses.registry import study_builds
+    from qkscope.lenses.registry import registered
 
     folder = TrainingFolder(tmp_path / "out", keep_moments=True)
     for step in (0, 20):
@@ -297,7 +297,14 @@ def test_moments_are_kept_on_request_with_the_tables_that_compare_steps(tmp_path
     folder.write_page()
     kept = qkscope.Moments.load(tmp_path / "out/moments/step-20.safetensors")
     assert kept.tokens() == sums(20).tokens()
-    plain = [table.file for each in study_builds() for table in each.tables if not table.detail]
+    plain = [
+        table.file
+        for lens in registered()
+        for each in lens.of_study
+        if each.build is not None
+        for table in each.tables
+        if not table.detail
+    ]
     assert [name for name in plain if (tmp_path / "out" / name).is_file()] == plain
 
 

@@ -85,8 +85,7 @@ def draw_tables(
             others = [name for name in made.columns if name in (*DRAWN, "sign_sure") or name not in (*known, *kept)]
             others = [name for name in others if pd.api.types.is_numeric_dtype(made[name].dtype)]
             numbers = made[others].to_numpy(dtype=np.float32, na_value=np.nan)
-            numbers = pd.DataFrame(numbers, index=made.index, columns=others)
-            gathered.add(pd.concat([made[kept], numbers], axis=1))
+            gathered.add(pd.concat([made[kept], pd.DataFrame(numbers, index=made.index, columns=others)], axis=1))
     return [gathered.table() for gathered in tables]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pandas as pd
 
-from qkscope.lenses.base import HeadTable, Lens, StudyBuild
+from qkscope.lenses.base import HeadTable, Lens
 from qkscope.lenses.draws import FREEDOM, groups_freedom
 from qkscope.results.schema import JUDGED_COLUMNS, TABLES
 
@@ -56,18 +56,6 @@ def head_tables() -> tuple[HeadTable, ...]:
     return tuple(table for lens in registered() for table in lens.tables if table.rows is not None)
 
 
-def study_builds() -> tuple[StudyBuild, ...]:
-    """How the tables about whole studies of all lenses are made from sums, in order."""
-    return tuple(each for lens in registered() for each in lens.of_study if each.build is not None)
-
-
-def tables_of_commands() -> tuple[str, ...]:
-    """Files that other commands than run and analyze write, such as `ablate`."""
-    files = [f"{table.name}.csv" for lens in registered() for table in lens.tables if table.rows is None]
-    files += [table.file for lens in registered() for of in lens.of_study if of.build is None for table in of.tables]
-    return tuple(files)
-
-
 @contextmanager
 def with_lens(lens: Lens) -> Iterator[None]:
     """Register a lens for the length of a block."""
@@ -89,11 +77,14 @@ def with_derived(heads: pd.DataFrame, replicates: pd.DataFrame | None) -> pd.Dat
     """A checkpoint's rows at all windows, with what all lenses derive behind component 0 itself."""
     if "r_q" not in heads.columns:
         return heads
-    parts, plain = [], heads.assign(attention_window=heads["attention_window"].astype(float))
-    for window, rows in plain.groupby("window", sort=False):
+    windows, known = heads["window"], {}
+    for window in windows.unique():
         here = None if replicates is None else replicates[replicates["window"] == window]
-        parts.append(derived(rows.assign(**{FREEDOM: groups_freedom(here)}), registered()))
+        known[window] = groups_freedom(here)
+    # Lenses look at checkpoints one by one: here each window stands for one.
+    named = {"model": windows.astype(str), FREEDOM: windows.map(known)}
+    rows = heads.assign(attention_window=heads["attention_window"].astype(float), **named)
     # How layer types are named depends on the whole study, so no file has it.
-    new = pd.concat(parts).drop(columns=[*heads.columns, FREEDOM, "layer_kind"], errors="ignore")
+    new = derived(rows, registered()).drop(columns=[*heads.columns, FREEDOM, "layer_kind"], errors="ignore")
     place = list(heads.columns).index(JUDGED_COLUMNS[-1]) + 1
     return pd.concat([heads.iloc[:, :place], new, heads.iloc[:, place:]], axis=1)

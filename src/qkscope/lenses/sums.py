@@ -89,6 +89,7 @@ class LayerSums:
     lacking: tuple[int, ...] = ()  # of a replicate, or of several stacked along the axis of heads: the missing groups
     copies: int = 1  # how many are stacked
     _made: dict[Callable[[LayerSums], Any], Any] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[int, KeptLayer | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def groups(self) -> int:
@@ -167,7 +168,8 @@ class LayerSums:
             if method == "covariances fixed":
                 cov_xx, spread = repeated((whole.cov_xx, whole.spread), len(groups))
                 sides[kind] = replace(sides[kind], cov_xx=cov_xx, spread=spread)
-        return replace(self, heads=self.heads * len(groups), **sides, whole=self, lacking=groups, copies=len(groups))
+        heads, copies = self.heads * len(groups), len(groups)
+        return replace(self, heads=heads, q=sides["q"], k=sides["k"], whole=self, lacking=groups, copies=copies)
 
     @cached_property
     def stacks(self) -> tuple[LayerSums, ...]:
@@ -296,17 +298,21 @@ class LayerSums:
         """Of all the layer's heads; what all replicates need is made once, for the whole."""
         by_kind: dict[Kind, BeforeRotation | None] = {}
         for kind in KINDS:
-            where, whole = (self.facts.layer, kind, self.window, self.skip), self.whole and self.whole._before[kind]
+            where, whole = (self.facts.layer, kind, self.window, self.skip), None
+            if self.whole is not None:
+                whole = self.whole._before[kind]
             parts = [self.source.before_rotation(*where, without=g, whole=whole) for g in self.lacking or (None,)]
             by_kind[kind] = joined([part for part in parts if part is not None])
         return by_kind
 
     def kept(self, most: int) -> KeptLayer | None:
-        """The window's tokens whose vectors were kept, at most so many; None where none were."""
-        if self.vectors is None:
-            return None
-        keys = set(self.kv_heads)
-        return kept_layer(self.vectors, self.facts.layer, self.heads, keys, low=self.skip, high=self.window, most=most)
+        """The window's tokens whose vectors were kept, at most so many, read once; None where none were."""
+        if self.vectors is not None and most not in self._kept:
+            low, high, keys = self.skip, self.window, set(self.kv_heads)
+            self._kept[most] = kept_layer(
+                self.vectors, self.facts.layer, self.heads, keys, low=low, high=high, most=most
+            )
+        return self._kept.get(most)
 
 
 def layer_sums(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,7 +89,7 @@ class WindowView:
         self._places: dict[str, tuple[pd.DataFrame, dict[str, Rows]]] = {}
         self._freedoms = {name: groups_freedom(self._rows_of(REPLICATES, self.replicates, name)) for name in present}
         known = heads.assign(**{FREEDOM: heads["model"].map(self._freedoms)})
-        with_more = derived(known, lenses)
+        with_more = self.derived(known)
         self._derived = [name for name in with_more.columns if name not in known.columns]
         self.heads = self._measured(with_more)  # one row per head, with every measure
         self._summaries = {s.name: s for lens in lenses for s in lens.summaries if s.at_common_window or not common}
@@ -113,7 +113,7 @@ class WindowView:
         return HeadPanel(
             self.heads,
             self.study.one_run,
-            draw_tables(self.heads, self.replicates, partial(derived, lenses=self._lenses)),
+            draw_tables(self.heads, self.replicates, self.derived),
             layer_means=None if means is None else LayerMeans(means),
             same_documents=self.study.same_documents,
             sampled=self.study.sampled_heads,
@@ -159,6 +159,10 @@ class WindowView:
         there = [name for name in names if set(measures.names) & set(self.tables[name].columns)]
         return there[0] if there else None
 
+    def derived(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows of component 0 with what the lenses derive from them."""
+        return derived(rows, self._lenses)
+
     def once(self, make: Callable[[WindowView], T]) -> T:
         """What a function finds of this study; it is called once."""
         if make not in self._once:
@@ -173,10 +177,9 @@ class WindowView:
         """
         if self.windows is None:
             raise KeyError("these results carry no table of windows")
-        derive = partial(derived, lenses=self._lenses)
         rows = self._rows_of("windows", self.windows, name)
         rows = rows[[column for column in rows.columns if column in OF_COMPONENT_0]]
-        rows = derive(rows.assign(**{FREEDOM: self.freedom(name)}))
+        rows = self.derived(rows.assign(**{FREEDOM: self.freedom(name)}))
         # One entry does not say whether the study names how far layers attend: its kinds are those of the study.
         rows = _by_window(self.with_kind(rows.drop(columns="layer_kind", errors="ignore")))
         draws: list[pd.DataFrame] = []
@@ -185,7 +188,7 @@ class WindowView:
             known = without[without.filter(like="r_q_without_").notna().any(axis=1)]
             known = known[known["model"].isin(set(rows["model"]))]
             there = rows[rows["model"].isin(set(known["model"]))]
-            draws = draw_tables(there, known, derive)
+            draws = draw_tables(there, known, self.derived)
         return HeadPanel(rows, True, draws, same_documents=True, sampled=self.study.sampled_heads)
 
     @cached_property

@@ -207,8 +207,8 @@ class HeadPanel:
 
     def contrast(self, quantity: str, model: str, one: Part, other: Part) -> Change:
         """The difference of a mean between two parts of one checkpoint (`before` is `one`)."""
-        values = [self.values(quantity, model, part) for part in (one, other)]
-        change = unpaired_change(*values, *(self._clusters(model, part) for part in (one, other)))
+        first, last = (self.values(quantity, model, part) for part in (one, other))
+        change = unpaired_change(first, last, self._clusters(model, one), self._clusters(model, other))
         change = replace(change, over_heads=self.contrast_head_error(quantity, model, one, other))
         drawn = [self.drawn(quantity, model, part) for part in (one, other)]
         return self._over_documents(change, *drawn, paired=True)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from qkscope.errors import located
 from qkscope.kinds import StudyKind
-from qkscope.lenses.registry import study_builds
+from qkscope.lenses.registry import registered
 from qkscope.lenses.sums import EntrySums, StudySums
 from qkscope.results.csv_files import write_csv
 from qkscope.results.folder import head_table_path, stored_table
@@ -36,7 +36,7 @@ def write_study_tables(
         return _row_groups(path, windows) if path.suffix == ".parquet" else _lines(path, list(files), windows)
 
     study, written = StudySums(entries, kind, settings, head_table), []
-    for each in study_builds():
+    for each in [each for lens in registered() for each in lens.of_study if each.build is not None]:
         made: Mapping[str, pd.DataFrame] = {}
         wanted = [table.file for table in each.tables if settings.detail or not table.detail]
         if each.build is not None and kind in each.kinds and len(entries) > 1 and wanted:

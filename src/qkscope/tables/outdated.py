@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qkscope.errors import TableError
-from qkscope.lenses.registry import tables_of_commands
+from qkscope.lenses.registry import registered
 from qkscope.lenses.views import summary_files
 from qkscope.results.folder import ABLATION_CSV, LONG_TABLES, PLASTICITY_SAMPLED_CSV, PROVENANCE_JSON, results_file
 from qkscope.results.provenance import Provenance, StudyRecord
@@ -39,7 +39,7 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
     if not same_tables or _shown(was) != _shown(will_be):
         removed += remove_report(folder, sorted({*summary_files(), *LONG_TABLES}), page=page)
     if not _same_measurements(before, provenance) or _analysis(was) != _analysis(will_be):
-        commands = [ABLATION_CSV, *(name for name in tables_of_commands() if name != ABLATION_CSV)]
+        commands = [ABLATION_CSV, *(name for name in _tables_of_commands() if name != ABLATION_CSV)]
         outcomes += remove_outcomes(folder, [*commands, PLASTICITY_SAMPLED_CSV])
     if not removed and not outcomes:
         return None
@@ -50,6 +50,12 @@ def remove_outdated(folder: Path, provenance: Provenance, *, same_tables: bool, 
     again = f"`qkscope report {shlex.quote(str(folder))}` writes the report again"
     others = "; repeat the commands that made the others" if outcomes else ""
     return f"removed outputs of earlier tables: {counted}. {again}{others}"
+
+
+def _tables_of_commands() -> list[str]:
+    """Tables that other commands write."""
+    files = [f"{table.name}.csv" for lens in registered() for table in lens.tables if table.rows is None]
+    return files + [t.file for lens in registered() for of in lens.of_study if of.build is None for t in of.tables]
 
 
 def _shown(stored: dict[str, Any]) -> list[Any]:

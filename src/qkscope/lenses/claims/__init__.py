@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
@@ -50,53 +51,57 @@ CONTENT = "Deeper layers give the variance of their keys to content rather than 
 
 CLAIMS = (
     Claim("bias_of_dominated", BIAS, "the mean size of bias_effect (the bias over the window in standard deviations of "
-          "a score) is larger in them", ("taxonomy", "drift"), dominated_more("bias_effect_abs"), (ROTATED,)),
+          "a score) is larger in them", ("taxonomy", "drift"), partial(dominated_more, "bias_effect_abs"), (ROTATED,)),
     Claim("position_of_dominated", BIAS, "position is a larger share of the variance of their scores",
-          ("taxonomy", "score_components"), dominated_more(position_share), (SCORE,)),
+          ("taxonomy", "score_components"), partial(dominated_more, position_share), (SCORE,)),
     Claim("by_interaction", "They do so through α·β, the product of both drifts.", "of the mean square over queries of "
           "the slope of scores in key position, the product of both drifts, and not the mean query, makes more than "
           "half", ("taxonomy", "drift"), by_interaction, (ROTATED,)),
     Claim("sign_leans", "Keys that drift with their queries favour late keys, keys that drift against them early ones.",
           "the sign of r_k agrees with the sign of the late advantage in more heads than by chance (Cohen's kappa)",
           ("depth",), sign_leans, (SCORE,)),
-    Claim("queries_stronger", PARTING, "mean r_q rises", ("position_signal",), goes("r_q", 1), about="training"),
-    Claim("keys_weaker", PARTING, "mean r_k falls", ("position_signal",), goes("r_k", -1), about="training"),
+    Claim("queries_stronger", PARTING, "mean r_q rises",
+          ("position_signal",), partial(goes, "r_q", 1), about="training"),
+    Claim("keys_weaker", PARTING, "mean r_k falls", ("position_signal",), partial(goes, "r_k", -1), about="training"),
     Claim("coupling_weaker", "A fall of mean r_k means that keys follow position less.", "mean |r_k| falls with it",
-          ("position_signal", "depth"), goes("r_k_abs", -1, after_fall=True), about="training"),
+          ("position_signal", "depth"), partial(goes, "r_k_abs", -1, after_fall=True), about="training"),
     Claim("query_part_grows", FREED, "where mean r_k falls, the query part of scores grows",
-          ("position_signal", "score_components"), goes(query_share, 1, after_fall=True), (SCORE,), "training"),
+          ("position_signal", "score_components"), partial(goes, query_share, 1, after_fall=True), (SCORE,),
+          "training"),
     Claim("query_part_by_head", FREED, "heads whose |r_k| falls are those whose query part grows",
-          ("score_components",), falls_with(query_share), (SCORE,), "training"),
+          ("score_components",), partial(falls_with, query_share), (SCORE,), "training"),
     Claim("plasticity_grows", FREED, "where mean r_k falls, plasticity grows", ("position_signal", "plasticity"),
-          goes("ap", 1, after_fall=True), (PLASTICITY,), "training"),
+          partial(goes, "ap", 1, after_fall=True), (PLASTICITY,), "training"),
     Claim("plasticity_by_head", FREED, "heads whose |r_k| falls are those whose plasticity grows", ("plasticity",),
-          falls_with("ap"), (PLASTICITY,), "training"),
+          partial(falls_with, "ap"), (PLASTICITY,), "training"),
     Claim("consolidation", "Long-context training makes heads position-dominated.", "the share of position-dominated "
-          "heads rises", ("taxonomy",), goes(POSITION_DOMINATED, 1), about="training"),
+          "heads rises", ("taxonomy",), partial(goes, POSITION_DOMINATED, 1), about="training"),
     Claim("queries_first", "Queries follow position first, keys later.", "by the second checkpoint, mean r_q has made "
           "more of its rise than mean r_k", ("taxonomy",), queries_first, about="training"),
     Claim("tighter_queries", CLOUD, "the mean distance of r_q from its median falls", ("phase_portraits",),
-          spreads("r_q", -1), about="training"),
+          partial(spreads, "r_q", -1), about="training"),
     Claim("wider_keys", CLOUD, "the mean distance of r_k from its median rises", ("phase_portraits",),
-          spreads("r_k", 1), about="training"),
-    Claim("early_queries", EARLY, "mean r_q is larger in early than in late layers", ("depth",), early_more("r_q")),
+          partial(spreads, "r_k", 1), about="training"),
+    Claim("early_queries", EARLY, "mean r_q is larger in early than in late layers",
+          ("depth",), partial(early_more, "r_q")),
     Claim("even_queries", "Position in queries does not depend on depth.", "mean r_q of early and late layers is less "
           "than 0.1 apart", ("depth",), even_depth),
-    Claim("early_keys", EARLY, "mean r_k is larger in early than in late layers", ("depth",), early_more("r_k")),
+    Claim("early_keys", EARLY, "mean r_k is larger in early than in late layers",
+          ("depth",), partial(early_more, "r_k")),
     Claim("early_keys_size", EARLY, "mean |r_k| is larger in early than in late layers", ("depth",),
-          early_more("r_k_abs")),
+          partial(early_more, "r_k_abs")),
     Claim("early_drift", EARLY, "mean |r| of keys along a is larger in early than in late layers", ("drift",),
-          early_more("r_k_a_abs"), (ROTATED,)),
+          partial(early_more, "r_k_a_abs"), (ROTATED,)),
     Claim("early_bias", EARLY, "the mean size of bias_effect is larger in early than in late layers", ("drift",),
-          early_more("bias_effect_abs"), (ROTATED,)),
+          partial(early_more, "bias_effect_abs"), (ROTATED,)),
     Claim("early_scores", EARLY, "position is a larger share of the variance of scores in early than in late layers",
-          ("score_depth",), early_more(position_share), (SCORE,)),
+          ("score_depth",), partial(early_more, position_share), (SCORE,)),
     Claim("early_excess_q", EARLY, "r_q exceeds the rotated-mean prediction by more in early than in late layers",
-          ("rotated_mean",), early_more("r_q_excess"), (ROPE,)),
+          ("rotated_mean",), partial(early_more, "r_q_excess"), (ROPE,)),
     Claim("early_excess_k", EARLY, "r_k exceeds the rotated-mean prediction by more in early than in late layers",
-          ("rotated_mean",), early_more("r_k_excess"), (ROPE,)),
+          ("rotated_mean",), partial(early_more, "r_k_excess"), (ROPE,)),
     Claim("late_content", CONTENT, "the share of the variance of keys that is linear in position is smaller in late "
-          "than in early layers", ("depth", "measures"), early_more("share_k"), (MEASURES,)),
+          "than in early layers", ("depth", "measures"), partial(early_more, "share_k"), (MEASURES,)),
     Claim("deep_fall", "The fall of r_k in long-context training is largest in deep layers.", "mean r_k falls more in "
           "late than in early layers", ("depth",), deep_falls_more, about="training"),
     Claim("keys_vary", DYNAMIC, "mean r_k varies more over layers than mean r_q", ("depth",), vary_more),

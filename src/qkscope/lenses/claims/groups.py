@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +31,6 @@ from qkscope.stats.significance import FEWEST_HEADS, Error, is_significant, spre
 from qkscope.text import counted
 from qkscope.words.phrases import listed, plus_minus
 
-Test = Callable[[WindowView, Entry], Evidence]
 HALF = 0.5
 MARGIN = 0.1  # means of r nearer than this count as one value
 CLEAR = 0.3  # |r_k| of keys that clearly run with or against their queries
@@ -52,16 +50,12 @@ def more_in(panel: HeadPanel, quantity: str, model: str, more: tuple[Part, str],
 # --- position-dominated heads -----------------------------------------------------------------------
 
 
-def dominated_more(quantity: Quantity) -> Test:
+def dominated_more(quantity: Quantity, at: WindowView, entry: Entry) -> Evidence:
     """Whether a mean is larger in position-dominated heads than in the others of the same layer type."""
-
-    def test(at: WindowView, entry: Entry) -> Evidence:
-        kind = population(at, entry.name).layer_kind
-        more, less = Part(layer_kind=kind, dominated=True), Part(layer_kind=kind, dominated=False)
-        sides = (more, "position-dominated heads"), (less, "the others")
-        return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
-
-    return test
+    kind = population(at, entry.name).layer_kind
+    more, less = Part(layer_kind=kind, dominated=True), Part(layer_kind=kind, dominated=False)
+    sides = (more, "position-dominated heads"), (less, "the others")
+    return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
 
 
 def by_interaction(at: WindowView, entry: Entry) -> Evidence:
@@ -143,20 +137,16 @@ def ends_of_depth(at: WindowView, model: str) -> tuple[Part, Part, str]:
     raise Unasked("no kind of layer is in both the first and the last three tenths of depth")
 
 
-def early_more(quantity: Quantity) -> Test:
+def early_more(quantity: Quantity, at: WindowView, entry: Entry) -> Evidence:
     """Whether a mean is larger in the first than in the last three tenths of depth."""
-
-    def test(at: WindowView, entry: Entry) -> Evidence:
-        early, late, of = ends_of_depth(at, entry.name)
-        sides = (early, f"the first three tenths of depth{of}"), (late, "the last three")
-        return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
-
-    return test
+    early, late, of = ends_of_depth(at, entry.name)
+    sides = (early, f"the first three tenths of depth{of}"), (late, "the last three")
+    return more_in(at.panel, name_of(quantity, at), entry.name, *sides)
 
 
 def even_depth(at: WindowView, entry: Entry) -> Evidence:
     """Whether mean r_q of early and late layers is the same within a margin."""
-    evidence = early_more("r_q")(at, entry)
+    evidence = early_more("r_q", at, entry)
     return replace(evidence, value=MARGIN - abs(evidence.value))
 
 

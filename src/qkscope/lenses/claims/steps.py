@@ -21,7 +21,7 @@ from qkscope.lenses.claims.base import (
     over_key_heads,
     population,
 )
-from qkscope.lenses.claims.groups import Test, ends_of_depth
+from qkscope.lenses.claims.groups import ends_of_depth
 from qkscope.lenses.draws import KEY
 from qkscope.lenses.pca import Array
 from qkscope.lenses.plasticity import compared_names
@@ -67,57 +67,46 @@ def require_fall(at: WindowView, ends: Ends) -> None:
         raise Unasked(f"mean r_k does not fall significantly from {label(ends[0])} to {label(ends[1])} (change {size})")
 
 
-def goes(quantity: Quantity, way: int, *, after_fall: bool = False) -> Test:
+def goes(quantity: Quantity, way: int, at: WindowView, _: Entry, *, after_fall: bool = False) -> Evidence:
     """Whether longer contexts move a mean up (`way` 1) or down (−1); `after_fall` asks only where mean r_k falls."""
-
-    def test(at: WindowView, _: Entry) -> Evidence:
-        if after_fall:
-            require_fall(at, longer_contexts(at))
-        name = name_of(quantity, at)
-        ends = longer_contexts(at, name)
-        part = population(at, *(e.name for e in ends))
-        change = at.panel.change(name, ends[0].name, ends[1].name, part)
-        before, after = (mean_of(at.panel, name, each.name, part) for each in ends)
-        words = f"from {label(ends[0])} to {label(ends[1])} it goes from {before} to {after}"
-        return Evidence(way * change.difference, change.over_documents, change.over_heads, words, named(part))
-
-    return test
+    if after_fall:
+        require_fall(at, longer_contexts(at))
+    name = name_of(quantity, at)
+    ends = longer_contexts(at, name)
+    part = population(at, *(e.name for e in ends))
+    change = at.panel.change(name, ends[0].name, ends[1].name, part)
+    before, after = (mean_of(at.panel, name, each.name, part) for each in ends)
+    words = f"from {label(ends[0])} to {label(ends[1])} it goes from {before} to {after}"
+    return Evidence(way * change.difference, change.over_documents, change.over_heads, words, named(part))
 
 
-def spreads(name: str, way: int) -> Test:
+def spreads(name: str, way: int, at: WindowView, _: Entry) -> Evidence:
     """Whether longer contexts widen (`way` 1) or tighten (−1) the heads of one layer type around their median."""
 
     def distance(values: Array) -> float:
         known = values[np.isfinite(values)]
         return float(np.abs(known - np.median(known)).mean()) if len(known) else math.nan
 
-    def test(at: WindowView, _: Entry) -> Evidence:
-        ends = longer_contexts(at)
-        part = population(at, *(e.name for e in ends))
-        values = [at.panel.values(name, e.name, part) for e in ends]
-        drawn = [at.panel.drawn_values(name, e.name, part) for e in ends]
-        keys = [at.panel.key_heads(e.name, part) for e in ends]
-        if not np.array_equal(keys[0], keys[1]):
-            raise Unasked("the two checkpoints do not have the same heads")
-        before, after = (distance(each) for each in values)
-        words = f"from {label(ends[0])} to {label(ends[1])} it goes from {number(before)} to {number(after)}"
-        documents = over_draws(lambda one, other: distance(other) - distance(one), *drawn)
-        heads = over_key_heads(lambda kept: distance(values[1][kept]) - distance(values[0][kept]), keys[0])
-        return Evidence(way * (after - before), documents, heads, words, named(part))
-
-    return test
+    ends = longer_contexts(at)
+    part = population(at, *(e.name for e in ends))
+    values = [at.panel.values(name, e.name, part) for e in ends]
+    drawn = [at.panel.drawn_values(name, e.name, part) for e in ends]
+    keys = [at.panel.key_heads(e.name, part) for e in ends]
+    if not np.array_equal(keys[0], keys[1]):
+        raise Unasked("the two checkpoints do not have the same heads")
+    before, after = (distance(each) for each in values)
+    words = f"from {label(ends[0])} to {label(ends[1])} it goes from {number(before)} to {number(after)}"
+    documents = over_draws(lambda one, other: distance(other) - distance(one), *drawn)
+    heads = over_key_heads(lambda kept: distance(values[1][kept]) - distance(values[0][kept]), keys[0])
+    return Evidence(way * (after - before), documents, heads, words, named(part))
 
 
-def falls_with(quantity: Quantity) -> Test:
+def falls_with(quantity: Quantity, at: WindowView, _: Entry) -> Evidence:
     """Whether, head by head, what keys lose of position goes with a gain of something else."""
-
-    def test(at: WindowView, _: Entry) -> Evidence:
-        name = name_of(quantity, at)
-        ends = longer_contexts(at, name)
-        part = population(at, *(e.name for e in ends))
-        return replace(against_keys(changes_of_heads(at, name, ends, part), *ends), population=named(part))
-
-    return test
+    name = name_of(quantity, at)
+    ends = longer_contexts(at, name)
+    part = population(at, *(e.name for e in ends))
+    return replace(against_keys(changes_of_heads(at, name, ends, part), *ends), population=named(part))
 
 
 def changes_of_heads(at: WindowView, quantity: str, ends: Ends, part: Part) -> pd.DataFrame:

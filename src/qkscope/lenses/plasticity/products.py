@@ -25,13 +25,17 @@ def plasticity_of(gap: Array | None, fixed: Array, decided: Array) -> Array:
 
 def of_both(table: Array, cells: Cells) -> Array:
     """What a table (heads, b, c) says of both keys of a cell together; never below 0."""
-    return np.clip(table[:, cells.b, cells.c] + table[:, cells.b, cells.d], 0.0, None)
+    flat = table.reshape(len(table), -1)
+    return np.maximum(flat.take(cells.bc, axis=1) + flat.take(cells.bd, axis=1), 0.0)
 
 
 def of_differences(form: Array, cells: Cells) -> Array:
     """(k_c − k_d)' Σ_b (k_c − k_d) of each cell, from k_c' Σ_b k_d of all parts (heads, b, c, d)."""
-    b, c, d = cells.b, cells.c, cells.d
-    return np.asarray(form[:, b, c, c] + form[:, b, d, d] - 2 * form[:, b, c, d])
+    flat = form.reshape(len(form), -1)
+    apart = flat.take(cells.bcc, axis=1)
+    apart += flat.take(cells.bdd, axis=1)
+    apart -= 2 * flat.take(cells.bcd, axis=1)
+    return apart
 
 
 def traces_by_keys(matrices: Array, keys: Array, which: Index) -> Array:
