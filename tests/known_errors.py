@@ -93,5 +93,5 @@ def write_layer_means(folder: Path, tables, names, step: float = 0.01):
 
 def legend_leaves_room(figure) -> bool:
     """Whether a legend in the header does not cover the longest note that there is."""
-    longest = "each checkpoint at its own context, 65,536 to 131,072 tokens"
+    longest = "native context length: 65,536–131,072 tokens; common window: 4,096 tokens"
     return figure.legends[0].get_window_extent().x0 > 0.12 * style.DPI + style.text_size(figure, longest, 8.5)[0]

@@ -135,7 +135,7 @@ def test_a_legend_does_not_lie_on_the_note_about_windows(three):
     keys = [Line2D([], [], label=f"a kind of layer with a long name {i}") for i in range(3)]
     for width, columns in ((5.6, 2), (14.0, 3)):
         figure = style.new_figure(
-            width, 3.0, three.own.study, "Title", "each model at its own context, 256 to 512 tokens"
+            width, 3.0, three.own.study, "Title", "native context length: 256–512 tokens; common window: 256"
         )
         style.header_legend(figure, keys, 3)
         (note,) = [text for text in figure.texts if text.get_gid() == "note"]

@@ -115,7 +115,5 @@ def test_what_is_no_window_is_refused(two, window, said):
 
 
 def test_figures_say_that_windows_are_as_many_characters():
-    assert window_note([30, 40], common=True, noun="model") == (
-        "every model over as many characters on average: 30 to 40 tokens"
-    )
-    assert window_note([40, 40], common=True) == "every checkpoint at the common window of 40 tokens"
+    assert window_note([30, 40], common=True) == "common window: 30–40 tokens (equally many characters)"
+    assert window_note([40, 40], common=True) == "common window: 40 tokens"

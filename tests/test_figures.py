@@ -114,7 +114,7 @@ def test_position_signal(published):
     titles = [text.get_text() for text in figure.texts]
     assert titles == [
         "SmolLM3-3B: Position Correlation on PC0 During Training",
-        "each checkpoint at its own context, 4,096 to 65,536 tokens",
+        "native context length: 4,096–65,536 tokens",
     ]
 
 

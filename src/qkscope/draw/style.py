@@ -21,6 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, fontManager, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import blended_transform_factory
 
 from qkscope.draw.axis import NumberAxis
@@ -36,6 +37,7 @@ DPI = 200
 AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
 TITLE_CHARACTERS, FEWEST_CHARACTERS = 44, 12  # of a study in a title
 HEADER_INCHES = 0.62
+LEGEND_ROOM = 0.02  # inches between a legend in the header and the titles of panels
 OWN_FONT = "DejaVu Sans"  # ships with matplotlib: the same letters on every machine
 # Tried in this order where DejaVu Sans lacks a character (Chinese, Japanese, Korean, emoji). Outline fonts only:
 # matplotlib cannot draw colored emoji as text.
@@ -151,6 +153,11 @@ def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> No
         if count <= 2 or not note or not legend.get_window_extent().overlaps(note[0]):
             break
         legend.remove()
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):  # panels and their titles begin below the legend
+        below = legend.get_window_extent().y0 / figure.bbox.height - LEGEND_ROOM / figure.get_figheight()
+        left, bottom, width, height = engine.get()["rect"]
+        engine.set(rect=(left, bottom, width, min(height, below)))
 
 
 def marker_size(checkpoints: int) -> float:
@@ -158,18 +165,15 @@ def marker_size(checkpoints: int) -> float:
     return 5.5 if checkpoints <= 40 else 2.5
 
 
-def window_note(windows: Sequence[float], common: bool, noun: str = "checkpoint") -> str:
-    """What the figure says about its windows; empty when no table recorded one. `noun` is what an entry is called."""
+def window_note(windows: Sequence[float], common: bool) -> str:
+    """What a figure states about its windows; empty when no table recorded one."""
     known = sorted({int(w) for w in windows if not math.isnan(w)})
     if not known:
         return ""
-    if common and len(known) > 1:
-        return f"every {noun} over as many characters on average: {known[0]:,} to {known[-1]:,} tokens"
-    if common:
-        return f"every {noun} at the common window of {known[0]:,} tokens"
-    if len(known) == 1:
-        return f"window: {known[0]:,} tokens"
-    return f"each {noun} at its own context, {known[0]:,} to {known[-1]:,} tokens"
+    length = f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,}–{known[-1]:,}"
+    if not common:
+        return f"native context length: {length} tokens"
+    return f"common window: {length} tokens{' (equally many characters)' if len(known) > 1 else ''}"
 
 
 def readable_on(colour: str | tuple[float, float, float]) -> str:

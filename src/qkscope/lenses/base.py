@@ -203,6 +203,7 @@ class Figure:
     needs: tuple[str, ...] = ()  # names of tables
     number: int | None = None  # one of the ten main figures; others are in the appendix
     worthwhile: Callable[[WindowView], bool] | None = None  # whether there is enough to draw
+    models: Callable[[WindowView], Sequence[str]] | None = None  # the checkpoints that it shows, where not all
     # Sentences that no template writes, at most three in all; the rest come from the trends of `measures`.
     takeaways: Callable[[Results], Sequence[str]] | None = None
 

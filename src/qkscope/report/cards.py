@@ -189,7 +189,8 @@ def _main_type(at: WindowView, measure: str) -> str:
 def _reading(figure: Figure, tables: Results) -> str:
     """How to read the marks: windows, spread, errors."""
     own, common = tables.own, tables.common
-    windows = sorted({int(w) for w in map(own.window_of, own.names) if w == w})
+    models = own.names if figure.models is None else figure.models(own)
+    windows = sorted({int(w) for w in map(own.window_of, models) if w == w})
     parts = []
     if windows:
         length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"

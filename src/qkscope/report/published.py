@@ -131,7 +131,7 @@ def rq_rk_scatter_grid(tables: Results) -> Picture:
 
 
 def _canvas(at: WindowView, width: float, height: float, headline: str) -> Picture:
-    note = style.window_note([at.window_of(name) for name in at.names], False, at.study.noun)
+    note = style.window_note([at.window_of(name) for name in at.names], False)
     return style.new_figure(width, height, at.study, headline, note)
 
 

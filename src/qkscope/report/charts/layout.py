@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND
 from qkscope.lenses.views import Results, WindowView
 
 COLORS = (style.PURPLE, style.AMBER, style.BLUE, style.RED, "#0f766e", style.GREY)
-MARKERS = ("o", "D", "s", "^", "v", "P")
+MARKERS = ("o", "s", "D", "^", "v", "P")  # queries are circles, keys squares
 QUERIES_AND_KEYS = {"_q": style.BLUE, "_k": style.RED}  # by how the name of a measure ends, or contains it
 MOST_TYPES = 3  # layer types drawn as panels
 LOG_SPAN = 20.0  # largest to smallest value, beyond which an axis is logarithmic
@@ -28,22 +29,32 @@ SHORT_LEGEND = 26  # characters of labels that have room above a panel, next to 
 
 
 def canvas(
-    tables: Results, width: float, height: float, title: str, *, span: bool = True, equal: bool = False
+    tables: Results,
+    width: float,
+    height: float,
+    title: str,
+    *,
+    span: bool = True,
+    equal: bool = False,
+    models: Sequence[str] = (),
 ) -> Figure:
     """An empty figure with its title and, below it, the windows over which the checkpoints were measured.
 
-    span: the title ends with what the checkpoints span, and the note explains the hollow markers of the common
-    window; equal: the figure shows the common window alone.
+    span: the title ends with what the checkpoints span, and the note names the common window; equal: the figure shows
+    the common window alone; models: it shows these checkpoints alone.
     """
     own, common = tables.own, tables.common
     at = common if equal and common is not None else own
-    note = style.window_note([at.window_of(name) for name in at.names], at is common, own.study.noun)
-    if common is not None and span:
-        windows = sorted({int(common.window_of(name)) for name in common.names})
-        length = f"{windows[0]:,}" if len(windows) == 1 else f"{windows[0]:,}–{windows[-1]:,}"
-        note += f" (hollow: first {length} tokens)" if note else ""
+    note = style.window_note([at.window_of(name) for name in models or at.names], at is common)
+    if common is not None and span and note:
+        note += f"; {style.window_note([common.window_of(name) for name in common.names], True)}"
     headline = f"{title} {own.study.span.title()}" if span else title
     return style.new_figure(width, height, own.study, headline, note)
+
+
+def in_math(text: str) -> str:
+    """A measure's title with r_q and r_k as mathematics."""
+    return re.sub(r"\br_([qk])\b", r"$r_\1$", text)
 
 
 def layer_types(at: WindowView) -> list[str]:
@@ -101,13 +112,23 @@ def panel_legend(axes: Axes, measures: Sequence[Measure]) -> None:
     handles = [handle for handle in axes.get_legend_handles_labels()[0] if not str(handle.get_label()).startswith("_")]
     pair = [measure.name for measure in measures]
     queries_and_keys = len(pair) == 2 and pair[0] != "r_q" and pair[1] == pair[0].replace("_q", "_k")
-    labels = ["queries", "keys"] if queries_and_keys else [style.plain(measure.label, 60) for measure in measures]
+    labels = ["queries", "keys"] if queries_and_keys else [in_math(measure.label) for measure in measures]
+    look: dict[str, Any] = {"borderaxespad": 0.2, "handlelength": 1.4, "columnspacing": 1.0, "fontsize": 7.5}
     if sum(map(len, labels)) <= SHORT_LEGEND:
-        place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": len(labels)}
+        axes.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(labels), **look)
     else:
-        place = {"loc": "best", "framealpha": 0.85}
-    axes.legend(handles=handles, labels=labels, borderaxespad=0.2, handlelength=1.4, columnspacing=1.0, fontsize=7.5,
-                **place)  # fmt: skip
+        axes.legend(handles, labels, loc="best", framealpha=0.85, **look)
+
+
+def clear_titles(figure: Figure) -> Figure:
+    """A finished figure, in which legends above a panel for which its title leaves no room move into the panel."""
+    for axes in figure.axes:
+        legend, title = axes.get_legend(), style.text_size(figure, axes.get_title(loc="left"), 9.5)[0]
+        if legend is not None and title + legend.get_window_extent().width > axes.bbox.width:
+            legend.set_bbox_to_anchor(None)
+            legend.set_ncols(1)
+            legend.set_loc("best")
+    return figure
 
 
 def keys(tables: Results, *, errors: bool, largest: bool = False, spread: bool = True) -> list[Artist]:

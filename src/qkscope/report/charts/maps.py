@@ -41,7 +41,7 @@ def draw_depth_map(title: str, chart: DepthMap, tables: Results) -> Figure:
     grid = figure.subplots(len(choices), len(chart.measures), squeeze=False)
     for row, at in zip(grid, choices, strict=True):
         for axes, name in zip(row, chart.measures, strict=True):
-            label = at.measures[name].label
+            label = layout.in_math(at.measures[name].label)
             axes.set_title(f"Mean {label}{', common window' if at.common else ''}", fontsize=9.5, loc="left")
             _draw_map(figure, axes, depth_means(at, name), at.measures[name])
             label_checkpoints(axes, at, 30)
@@ -70,7 +70,7 @@ def _print_margin(axes: Axes, at: WindowView, indicator: str) -> None:
 def label_checkpoints(axes: Axes, at: WindowView, characters: int) -> None:
     """Checkpoints as rows with white lines between phases, depth as columns."""
     checkpoints = at.study.checkpoints
-    size = 8.0 if len(checkpoints) <= 20 else 5.5
+    size = 8.0 if len(checkpoints) <= 20 else 7.0
     axes.set_yticks(range(len(checkpoints)), [style.plain(c.label, characters) for c in checkpoints], fontsize=size)
     label_depth(axes, depth_axis(at), at, at.names[-1])
     for _, first, _ in phase_segments(checkpoints)[1:]:
@@ -155,9 +155,9 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: Results) -> Figure
         axes.set_visible(place < len(cells))
         x, y = cells[min(place, len(cells) - 1)][0]
         if place % columns == 0:
-            axes.set_ylabel(own.measures[y].label)
+            axes.set_ylabel(layout.in_math(own.measures[y].label))
         if place + columns >= len(cells) or cells[min(place + columns, len(cells) - 1)][0] != (x, y):
-            axes.set_xlabel(own.measures[x].label)
+            axes.set_xlabel(layout.in_math(own.measures[x].label))
             axes.tick_params(labelbottom=True)
     if chart.diagonal:
         values = [own.panel_with(name).values(name, model) for name in chart.measures for model in names]
@@ -167,7 +167,7 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: Results) -> Figure
             axes.set_aspect("equal", adjustable="box")
     dots = {"marker": "o", "linestyle": "none"}
     entries = [Line2D([], [], color=color, label=style.plain(group), **dots) for group, color in groups.items()]
-    if len(entries) > 1:
+    if len(entries) > 1 or chart.color == "category":
         style.header_legend(figure, entries, min(len(entries), 6))
     return style.finish(figure)
 
@@ -180,7 +180,7 @@ def _note_difference(axes: Axes, at: WindowView, pair: tuple[str, str], model: s
         return
     correlation = float(np.corrcoef(x[known], y[known])[0, 1])
     difference = number(float((y - x)[known].mean()))
-    note = f"mean difference {difference}\ncorrelation {correlation:.2f}"
+    note = f"mean difference {difference}\ncorrelation {number(correlation)}"
     axes.text(0.97, 0.04, note, transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, gid="note")
 
 

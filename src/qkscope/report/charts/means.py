@@ -25,6 +25,7 @@ ASIDE = 0.09  # where no line joins checkpoints, measures stand next to each oth
 DOTS_ASIDE = 0.24  # between the dots of two measures
 MOST_DOTS = 20_000  # in all; more would be a haze
 COMMON_ASIDE = 0.16  # and the common window a little to the right
+MOST_LETTERS = 32  # in a line of a label next to a row of panels
 NUMBERED_BARS, NUMBERED_SHARE = 16, 0.06  # up to so many bars, shares from this size on are printed
 CROWDED = 60  # bars, from which on they have no edges and no error bars
 PAIR = 0.39  # width of each of two bars next to each other
@@ -49,9 +50,13 @@ def draw_trajectories(title: str, chart: Trajectories, tables: Results) -> Figur
         if chart.heads and sum(len(own.of_entry(name)) for name in own.names) <= MOST_DOTS:
             _draw_heads(axes, own, panel, kind)
         draw_panel(axes, tables, panel, kind)
-        what = panel.title or measures[0].label
-        who = f", {layout.type_title(own, kind)}" if several else ""
-        axes.set_title(f"{what[:1].upper()}{what[1:]}{who}", fontsize=9.5, loc="left")
+        what = panel.title or layout.in_math(measures[0].label)
+        if not several:
+            axes.set_title(f"{what[:1].upper()}{what[1:]}", fontsize=9.5, loc="left")
+        elif kind == kinds[0]:  # measures are rows, layer types columns
+            axes.set_ylabel(textwrap.fill(what, MOST_LETTERS))
+        if several and panel is panels[0]:
+            axes.set_title(layout.type_title(own, kind), fontsize=9.5, loc="left")
         if len(measures) > 1 and kind == kinds[0]:
             layout.panel_legend(axes, measures)
     for number, panel in enumerate(panels):
@@ -64,7 +69,7 @@ def draw_trajectories(title: str, chart: Trajectories, tables: Results) -> Figur
     errors = any(own.mean_table([name], kind)[f"{name}_se"].notna().any() for name, kind in firsts)
     entries = layout.keys(tables, errors=errors, largest=any(panel.largest for panel in panels))
     style.header_legend(figure, entries, min(len(entries), 5))
-    return style.finish(figure)
+    return layout.clear_titles(style.finish(figure))
 
 
 def draw_panel(axes: Axes, tables: Results, panel: Panel, kind: str = EVERY_KIND) -> None:
@@ -174,7 +179,8 @@ def draw_stack(
         bottom = bottom + np.nan_to_num(heights)
         if f"{name}_se" in rows.columns and not crowded and i < len(stack) - 1:
             aside = 0.7 * width * ((i + 0.5) / len(stack) - 0.5)
-            draw_errors(axes, np.asarray(x) + aside, bottom, rows[f"{name}_se"], gid=name)
+            is_boundary = (heights > 0) & (bottom < 1 - 1e-9)  # between this part and another
+            draw_errors(axes, np.asarray(x) + aside, bottom, rows[f"{name}_se"].where(is_boundary), gid=name)
     axes.set_ylim(0.0, max(1.0, float(np.nanmax(bottom)) if len(bottom) else 1.0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 

@@ -166,7 +166,7 @@ def draw_loss(tables: Results) -> Figure:
     heads = at.of_entry(model)
     heads = heads[heads[f"loss_{edit}"].notna() & heads[AGAINST].notna()]
     title = f"Loss Without Positional Information ({style.plain(at.study.labels[model])})"
-    figure = layout.canvas(tables, 6.8, 4.4, title, span=False)
+    figure = layout.canvas(tables, 6.8, 4.4, title, span=False, models=[model])
     axes = figure.subplots()
     axes.axhline(0.0, color=style.GREY, linewidth=0.8)
     _draw_heads(axes, heads, f"loss_{edit}")
@@ -175,7 +175,7 @@ def draw_loss(tables: Results) -> Figure:
     if len(row):
         note = f"rank correlation {rank_correlation(row.iloc[0])}"
         axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8, gid="note")
-    axes.set_xlabel(STRENGTHS[AGAINST])
+    axes.set_xlabel(layout.in_math(STRENGTHS[AGAINST]))
     axes.set_ylabel("loss increase (nats per token)")
     known = bool(heads[f"loss_{edit}_se"].notna().any())
     axes.legend(handles=[*axes.get_legend_handles_labels()[0], *error_keys(known)], loc="center left", fontsize=7.5)
@@ -195,10 +195,12 @@ def _draw_heads(axes: Axes, heads: pd.DataFrame, loss: str) -> None:
         )  # fmt: skip
     low, high = axes.get_ylim()
     room = TEXT_LINE * (high - low)
-    place = high
-    for head in heads.nlargest(NAMED, loss).to_dict("records"):
-        place = min(place - room, float(head[loss]))  # below the label before it, where heads cost nearly the same
+    lowest = {"left": high, "right": high}  # of the labels on either side of their dots
+    for number, head in enumerate(heads.nlargest(NAMED, loss).to_dict("records")):
+        side = "right" if number % 2 else "left"  # heads that cost nearly the same have labels on different sides
+        lowest[side] = min(lowest[side] - room, float(head[loss]))
         axes.annotate(
-            f"L{head['layer']:.0f} H{head['head']:.0f}", (abs(head[AGAINST]), place), (6, 0),
-            textcoords="offset points", va="center", fontsize=7.5, gid="named",
+            f"L{head['layer']:.0f} H{head['head']:.0f}", (abs(head[AGAINST]), lowest[side]),
+            (6 if side == "left" else -6, 0), textcoords="offset points", ha=side, va="center", fontsize=7.5,
+            gid="named", zorder=6, bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.5},
         )  # fmt: skip

@@ -212,7 +212,7 @@ def _draw_head(panel: Panel, head: HeadPoints, longest: int, document: int | Non
     for row in head.outliers(document):
         panel.annotate(
             style.plain(_token_name(row), 16), (row["x"], row["y"]), xytext=(3, 3), textcoords="offset points",
-            fontsize=6, color=style.INK, gid="outlier",
+            fontsize=7, color=style.INK, gid="outlier",
         )  # fmt: skip
     panel.set_title(f"{head.name}: {head.facts}", fontsize=7.5, loc="left")
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from qkscope.draw import style
 from qkscope.draw.axis import number_ticks
@@ -53,14 +53,14 @@ def draw_context_length(tables: Results) -> Figure:
     who = "all heads" if kind == EVERY_KIND else f"{style.plain(kind)} heads"
     figure = layout.canvas(tables, 8.6, 4.0, "Correlation by Context Length", span=False)
     panels = figure.subplots(1, len(CORRELATIONS), sharey=True)
-    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.72, max(2, len(names))))
+    colors = _colors_of_checkpoints(len(names))
     known, windows = False, sorted(table["window"].unique())
     for axes, measure in zip(panels, CORRELATIONS, strict=True):
         for name, color, marker in zip(names, colors, (LENGTH_MARKERS * 2)[: len(names)], strict=True):
             rows = table[(table["model"] == name) & is_shown(table, measure)]
             label = style.plain(at.study.labels[name])
-            known |= _draw_length(axes, rows, measure, at.window_of(name), tuple(color), marker, label)
-        axes.set_title(f"Mean {at.measures[measure].label}, {who}", fontsize=9.5, loc="left")
+            known |= _draw_length(axes, rows, measure, at.window_of(name), color, marker, label)
+        axes.set_title(f"Mean {layout.in_math(at.measures[measure].label)}, {who}", fontsize=9.5, loc="left")
         axes.axhline(0.0, color=style.GREY, linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(windows[:: max(1, int(np.ceil(len(windows) / 8)))]))
@@ -98,6 +98,11 @@ def _draw_length(
     return bool(rows[f"{measure}_se"].notna().any())
 
 
+def _colors_of_checkpoints(count: int) -> list[tuple[float, ...]]:
+    """Dark to light in their order."""
+    return [tuple(color) for color in matplotlib.colormaps["viridis"](np.linspace(0.0, 0.72, max(2, count)))][:count]
+
+
 # --- plasticity -------------------------------------------------------------------------------------
 
 
@@ -121,25 +126,27 @@ def draw_plasticity(tables: Results) -> Figure:
     if profiles is not None:
         grid[-1, 1].set_xlabel("query position (tokens)")
         grid[0, 1].legend(loc="lower left", fontsize=7.5, frameon=False)
+    errors = any(at.mean_table([name])[f"{name}_se"].notna().any() for name in filter(at.has_measure, OVER_CHECKPOINTS))
+    style.header_legend(figure, layout.keys(tables, errors=errors), 4)
     return style.finish(figure)
 
 
 def _draw_plasticity(axes: Axes, at: WindowView, profiles: pd.DataFrame, kind: str) -> None:
     """Means over the heads of one layer type at up to four checkpoints."""
     names = shown_entries(at, MOST_LINES)
-    for name, shade in zip(names, np.linspace(0.35, 1.0, len(names)), strict=True):
+    for name, color, marker in zip(names, _colors_of_checkpoints(len(names)), "os^D", strict=False):
         rows = profiles[(profiles["model"] == name) & profiles["ap"].notna()]
         rows = rows if kind == EVERY_KIND else rows[rows["layer_kind"] == kind]
         if rows.empty:
             continue
         mean = mean_profile(rows)
         axes.plot(
-            mean["position"], mean["ap"], color=style.PURPLE, alpha=float(shade), marker="o", markersize=3.2,
-            linewidth=1.6, label=style.plain(at.study.labels[name]), gid="profile",
+            mean["position"], mean["ap"], color=color, marker=marker, markersize=3.2, linewidth=1.4,
+            label=style.plain(at.study.labels[name]), gid="profile",
         )  # fmt: skip
         draw_errors(axes, mean["position"], mean["ap"], mean["ap_se"], gid="profile")
     axes.set_ylim(0.0, 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 

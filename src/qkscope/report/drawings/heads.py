@@ -59,7 +59,7 @@ def draw_profile(tables: Results) -> Figure:
     columns = min(PROFILE_COLUMNS, len(heads))
     rows = -(-len(heads) // columns)
     size = max(7.0, 1.0 + 2.6 * columns), 1.3 + 2.5 * rows
-    figure = layout.canvas(tables, *size, f"Projection on PC0 by Position{of}", span=False)
+    figure = layout.canvas(tables, *size, f"Projection on PC0 by Position{of}", span=False, models=list(names))
     grid = figure.subplots(rows, columns, squeeze=False)
     known = False
     for axes, head in zip(grid.flat, heads, strict=False):
@@ -113,7 +113,7 @@ def draw_drift_plane(tables: Results) -> Figure:
     models = list(dict.fromkeys(heads["model"]))
     columns = int(heads.groupby("model").size().max())
     size = 2.7 * columns + 1.0, 2.75 * len(models) + 1.0
-    figure = layout.canvas(tables, *size, "Queries and Keys in the Drift Plane", span=False)
+    figure = layout.canvas(tables, *size, "Queries and Keys in the Drift Plane", span=False, models=models)
     panels = figure.subplots(len(models), columns, squeeze=False)
     table = at.table(FILE)
     for row, model in enumerate(models):
@@ -170,7 +170,7 @@ def draw_head(axes: Axes, rows: pd.DataFrame, window: float) -> None:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel("along a (drift)", fontsize=7.5)
     axes.set_ylabel("along b (separation)", fontsize=7.5)
-    axes.tick_params(labelsize=6.5)
+    axes.tick_params(labelsize=7.0)
 
 
 def _ellipse(row: dict[str, float], kind: str, colour: tuple[float, float, float, float]) -> Ellipse:
@@ -197,7 +197,7 @@ def _colour_bars(figure: Figure, panels: np.ndarray, windows: Sequence[float]) -
         scale = ScalarMappable(Normalize(0.0, most if same else 1.0), shades(kind))
         bar = figure.colorbar(scale, ax=list(panels.flat), fraction=0.018, pad=0.012, aspect=26)
         bar.set_label(f"{name}: position" + ("" if same else " / window"), fontsize=7)
-        bar.ax.tick_params(labelsize=6.5)
+        bar.ax.tick_params(labelsize=7.0)
         bar.outline.set_visible(False)
 
 
@@ -208,8 +208,8 @@ def draw_kernel(tables: Results) -> Figure:
     """A few heads' kernels above the planes that carry them."""
     at = tables.own
     heads = chosen_kernels(at)
-    width = 1.4 + KERNEL_INCHES * len(heads)
-    figure = layout.canvas(tables, width, 5.2, "Which Distances Do Heads Prefer?", span=False)
+    width, models = 1.4 + KERNEL_INCHES * len(heads), list(dict.fromkeys(each.model for each in heads))
+    figure = layout.canvas(tables, width, 5.2, "Which Distances Do Heads Prefer?", span=False, models=models)
     panels = figure.subplots(2, len(heads), height_ratios=[2.6, 1.0], sharex="col", squeeze=False)
     for column, each in zip(panels.T, heads, strict=True):
         _draw_kernel(column[0], each, at)
@@ -272,7 +272,7 @@ def draw_score_map(tables: Results) -> Figure:
     headline = f"Mean Scores by Position ({whose})"
     grid = [[each for each in maps if each.model == model] for model in models]
     wide, high = max(map(len, grid)), len(grid)
-    figure = layout.canvas(tables, 1.6 + 3.2 * wide, 1.0 + 3.4 * high, headline, span=False)
+    figure = layout.canvas(tables, 1.6 + 3.2 * wide, 1.0 + 3.4 * high, headline, span=False, models=models)
     cells = figure.subplots(high, wide, sharey=high == 1, squeeze=False)
     largest = max((float(np.nanmax(np.abs(each.scores))) for each in maps), default=1.0)
     scale = Normalize(-largest, largest)
