@@ -68,31 +68,30 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     with progress(verbose=options.verbose) as events:
         folder = run_study(options.study, options.out, events, command=command_line(), options=chosen_capture(options))
+    from qkscope.lenses.views import build_tables  # not before the run, which would start later
+    from qkscope.report.summary import summarize
+    from qkscope.results.read import load_results
+
     tell_left_out(folder)
-    print_summary(folder)
+    print(visible(str(summarize(build_tables(load_results(folder))))), end="\n\n")
     tables = [path for path in folder.iterdir() if path.suffix in (".csv", ".parquet")]
     print(f"results: {folder}/ ({counted(len(tables), 'table')})")
     print(f"next: qkscope report {shlex.quote(str(folder))}")
     return 0
 
 
-def print_summary(folder: Path) -> None:
-    """Headline, findings, and heads to start with."""
-    from qkscope.lenses.views import build_tables
-    from qkscope.report.summary import summarize
-    from qkscope.results.read import load_results
-
-    print(visible(str(summarize(build_tables(load_results(folder))))), end="\n\n")
-
-
 def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
-    from qkscope.cli.describe import left_out_lines
     from qkscope.results.left_out import read_left_out
+
+    reasons = read_left_out(folder)
+    if not reasons:
+        return
+    from qkscope.cli.describe import left_out_lines
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
-    names, reasons = [each.name for each in kept.checkpoints], read_left_out(folder)
+    names = [each.name for each in kept.checkpoints]
     for line in left_out_lines({name: reasons[name] for name in names if name in reasons}, len(names)):
         print(line, file=sys.stderr)
 
