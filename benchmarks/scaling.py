@@ -220,8 +220,8 @@ Assumed, unless options say otherwise:
 
 Masks are taken as causal, and kernels as skipping masked pairs. Windowed layers get a T² mask from transformers,
 counted as activations. Raw vectors (`--vectors`), tables (a few percent of moments), and reports are not counted.
-Times are lower bounds: even shards, each checkpoint loaded once, link and storage shared by all workers. Token ids
-take 4 bytes per token of the longest context (`.tokens`); workers that do not see the results folder tokenize again.
+Times are lower bounds: even shards, and nothing but computing, tokenizing, and downloads takes time. Token ids take 4
+bytes per token of the longest context (`.tokens`); workers that do not see the results folder tokenize again.
 """
 
 BOTTLENECKS = """## Bottlenecks and remedies
@@ -242,8 +242,7 @@ def assumptions() -> str:
         f"- devices like an A100: {scaled(it.flops)}FLOP/s in bfloat16, {scaled(it.flops32)}FLOP/s in float32 (without "
         f"TF32) and {scaled(it.flops64)}FLOP/s in float64, of which {it.utilization:.0%} is reached, and "
         f"{scaled(it.device_memory)}B;",
-        f"- weights read at {scaled(it.disk_bandwidth)}B/s by each worker; results at {scaled(it.storage_bandwidth)}B/"
-        f"s and downloads at {scaled(it.download)}B/s by all together;",
+        f"- downloads at {scaled(it.download)}B/s by all together;",
         f"- {scaled(it.tokenize)} tokens/s tokenized, on one core.",
     ])  # fmt: skip
 
@@ -257,8 +256,8 @@ def precision() -> str:
 
 def longest(works: list[CheckpointWork]) -> str:
     found = estimate(works, Cluster(devices=64))
-    share = found.seconds[found.bottleneck] / found.wall
-    return f"With 64 GPUs, {found.bottleneck} take {share:.0%} of the time."
+    times = [duration(found.seconds[name]) for name in ("downloads", "computing")]
+    return f"With 64 GPUs, downloads take {times[0]} and computing {times[1]}."
 
 
 def section(case: Case) -> str:
@@ -301,7 +300,8 @@ def row(name: str, cells: list[str]) -> str:
 def page() -> str:
     rows = "\n".join(row(name, [advice]) for name, advice in ADVICE.items())
     cases = smollm3(), llama_70b(), sweep()
-    times = [duration(list(estimates(case).values())[1].wall) for case in cases]
+    second = [list(estimates(case).values())[1] for case in cases]
+    times = [duration(each.seconds[each.bottleneck]) for each in second]
     parts = [
         INTRO.format(assumed=assumptions(), precision=precision(), smollm3=times[0], llama=times[1]),
         *map(section, cases),

@@ -1,7 +1,7 @@
 """What a study costs before it runs: FLOPs, device hours, memory, disk and downloads, from shapes and token counts.
 
 FLOPs, sums and files follow exactly from shapes; tests compare them with real runs. Times are these amounts divided by
-a cluster's rates, as if work divided evenly over its devices, so they are lower bounds and as good as the rates.
+a cluster's rates, as if work divided evenly over its devices and nothing else took time: lower bounds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
-# What a worker's time goes into, and what to change if it is the most.
+# What may take the time, and what to change if it takes most.
 ADVICE = {
-    "matrices": "more devices help as long as there are shards for them; otherwise fewer documents",
-    "attention": "grows with the square of the context: a shorter context, fewer documents, or more devices",
-    "sums": "devices with faster float32 and float64; protocol: published sums a sample of tokens",
-    "tokenizing": "runs once, on one core, to the longest context: fewer documents, or a shorter longest context",
-    "loading": "larger shards or fewer workers, so that fewer workers load each model; weights on faster disks",
+    "computing": "more devices help as long as there are shards for them; otherwise fewer documents, or a shorter "
+    "context (attention grows with its square)",
+    "tokenizing": "it runs once, on one core, as far as the longest context: fewer documents, or a shorter context",
     "downloads": "fetch the checkpoints once to storage near the devices and name local folders, or study fewer "
     "checkpoints; more documents per checkpoint are nearly free",
-    "saving": "a larger shard_tokens; fewer buckets and groups; faster storage",
 }
 
 
@@ -58,8 +55,6 @@ class Cluster:
     flops64: float = _option(19.5e12, "peak FLOP/s of a GPU in float64, for the first products of each shard")
     utilization: float = _option(0.4, "share of a GPU's peaks that is reached")
     device_memory: float = _option(80e9, "bytes of a GPU")
-    disk_bandwidth: float = _option(2e9, "bytes of weights read per second by a worker")
-    storage_bandwidth: float = _option(1e9, "bytes per second of the results folder, for all workers together")
     download: float = _option(1e9, "bytes downloaded per second from the Hub, by all workers together")
     tokenize: float = _option(300e3, "tokens tokenized per second by one core")
     evict: bool = _option(False, "assume that runs use --evict, which deletes downloads once a checkpoint is done")
@@ -257,22 +252,17 @@ class Estimate:
     downloaded: int  # bytes
     saved: int  # bytes of shard and moments files, written and read again
     device_hours: float  # of one device that computes everything
-    seconds: Mapping[str, float]  # of wall time by what they go into, the keys of ADVICE
+    seconds: Mapping[str, float]  # that each key of ADVICE takes, at least
 
     @property
-    def wall(self) -> float:
-        """Seconds from start to moments, at least."""
-        return sum(self.seconds.values())
+    def bottleneck(self) -> str:
+        """The key of ADVICE that takes the most time, which is the least that the study takes."""
+        return max(self.seconds, key=lambda name: self.seconds[name])
 
     @property
     def fits(self) -> bool:
         """Whether the fullest device has room."""
         return sum(self.memory) <= self.cluster.device_memory
-
-    @property
-    def bottleneck(self) -> str:
-        """The key of ADVICE that takes most of the wall time."""
-        return max(self.seconds, key=lambda name: self.seconds[name])
 
 
 def estimate_plan(plan: Plan, cluster: Cluster) -> Estimate:
@@ -289,18 +279,13 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
     flops = Flops(*map(sum, zip(*map(flops_of, works), strict=True)))
     fetched = {work.source: work.stored for work in works if work.remote}
     saved = sum(work.sizes.file * (2 * work.shard_files + 2) for work in works)
-    reached = cluster.utilization
-    computing = {  # seconds of one device; devices that share a model take turns
-        "matrices": flops.matrices / (cluster.flops * reached),
-        "attention": flops.attention / (cluster.flops * reached),
-        "sums": flops.sums32 / (cluster.flops32 * reached) + flops.sums64 / (cluster.flops64 * reached),
-    }
-    loading = sum(work.stored for work in works) / cluster.disk_bandwidth
-    shared = {"downloads": sum(fetched.values()) / cluster.download, "saving": saved / cluster.storage_bandwidth}
-    seconds = {name: spent / workers for name, spent in {**computing, "loading": loading, **shared}.items()}
-    for name, needed in shared.items():  # all workers share the link and the storage, which may take longer
-        seconds[name] += max(0.0, needed - sum(seconds.values()))
-    seconds["tokenizing"] = (max(work.tokens for work in works) if tokenized is None else tokenized) / cluster.tokenize
+    computing = (  # seconds of one device; devices that share a model take turns
+        (flops.matrices + flops.attention) / cluster.flops
+        + flops.sums32 / cluster.flops32
+        + flops.sums64 / cluster.flops64
+    ) / cluster.utilization
+    most = max(work.tokens for work in works) if tokenized is None else tokenized
+    downloaded = sum(fetched.values())
     return Estimate(
         cluster=cluster,
         tokens=sum(work.tokens for work in works),
@@ -313,12 +298,16 @@ def estimate(works: Sequence[CheckpointWork], cluster: Cluster, tokenized: int |
         disk=Disk(  # a worker has one checkpoint under way and one ahead
             moments=sum(work.sizes.file for work in works),
             shards=sum(nlargest(workers, (work.shard_files * work.sizes.file for work in works))),
-            weights=sum(nlargest(2 * workers, fetched.values()) if cluster.evict else fetched.values()),
+            weights=sum(nlargest(2 * workers, fetched.values())) if cluster.evict else downloaded,
         ),
-        downloaded=sum(fetched.values()),
+        downloaded=downloaded,
         saved=saved,
-        device_hours=sum(computing.values()) / 3600,
-        seconds=seconds,
+        device_hours=computing / 3600,
+        seconds={
+            "computing": computing / workers,
+            "tokenizing": most / cluster.tokenize,
+            "downloads": downloaded / cluster.download,
+        },
     )
 
 

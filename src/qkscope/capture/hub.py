@@ -122,9 +122,12 @@ def download_weights(source: ModelSource) -> list[str]:
         sizes = [get_hf_file_metadata(hf_hub_url(source.location, name, revision=revision)).size for name in missing]
     except Exception:
         return names
-    _require_room(source, sum(size or 0 for size in sizes))
+    _require_room(source, sum(filter(None, sizes)))
     in_notes = are_progress_bars_disabled() and threading.current_thread() is threading.main_thread()
-    bar = _noting_bar(source) if in_notes else None
+    bar = None
+    if in_notes:  # another process, or the thread that fetches ahead, may be downloading it: then this waits
+        warnings.warn(f"{source}: {byte_size(sum(filter(None, sizes)))} to download", QkscopeWarning, stacklevel=2)
+        bar = _noting_bar(source)
     try:
         for name in missing:
             hf_hub_download(source.location, name, revision=revision, tqdm_class=bar)

@@ -104,12 +104,16 @@ def print_summary(folder: Path) -> None:
 
 def tell_left_out(folder: Path) -> None:
     """Say, last of all, what the results are without."""
-    from qkscope.cli.describe import left_out_lines
     from qkscope.results.provenance import read_left_out
+
+    reasons = read_left_out(folder)
+    if not reasons:
+        return
+    from qkscope.cli.describe import left_out_lines
     from qkscope.study.load import load_study
 
     kept = load_study(results_file(folder, STUDY_YAML)).study  # with the checkpoints that a series found
-    names, reasons = [each.name for each in kept.checkpoints], read_left_out(folder)
+    names = [each.name for each in kept.checkpoints]
     for line in left_out_lines({name: reasons[name] for name in names if name in reasons}, len(names)):
         print(line, file=sys.stderr)
 

@@ -229,8 +229,7 @@ def cost_rows(cost: Estimate) -> list[tuple[str, str]]:
     """The cost, one quantity per row."""
     memory, disk, flops = cost.memory, cost.disk, cost.flops
     sums = flops.sums32 + flops.sums64
-    parts = sorted(cost.seconds.items(), key=lambda part: -part[1])
-    shares = [f"{name} {seconds / cost.wall:.0%}" for name, seconds in parts if seconds >= 0.01 * cost.wall]
+    times = [f"{name} {duration(seconds)}" for name, seconds in cost.seconds.items()]
     return [
         ("tokens", scaled(cost.tokens)),
         (
@@ -254,8 +253,7 @@ def cost_rows(cost: Estimate) -> list[tuple[str, str]]:
             f"{scaled(disk.weights)}B)",
         ),
         ("network", f"{scaled(cost.downloaded)}B of downloads, {scaled(cost.saved)}B to and from the results folder"),
-        ("wall time", f"at least {duration(cost.wall)}"),
-        ("of it", ", ".join(shares)),
+        ("wall time", f"at least {duration(cost.seconds[cost.bottleneck])} ({', '.join(times)})"),
     ]
 
 
