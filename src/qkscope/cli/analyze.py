@@ -102,8 +102,6 @@ def analyze(options: argparse.Namespace) -> int:
     """`qkscope analyze`."""
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
-    from qkscope.tables.from_moments import analyze_files, analyze_folder
-    from qkscope.validation.plasticity_table import require_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -111,9 +109,13 @@ def analyze(options: argparse.Namespace) -> int:
         return _analyze_vectors(options, out)
     one_folder = len(inputs) == 1 and inputs[0].is_dir()
     _check_moments_options(options, one_folder)
-    if options.plasticity_pairs:
-        require_vectors(inputs[0])
     with progress(verbose=options.verbose) as events:
+        events.began("reading moments")
+        from qkscope.tables.from_moments import analyze_files, analyze_folder  # takes a second
+        from qkscope.validation.plasticity_table import require_vectors
+
+        if options.plasticity_pairs:
+            require_vectors(inputs[0])
         analyze_inputs = partial(analyze_folder, inputs[0]) if one_folder else partial(analyze_files, inputs)
         folder = analyze_inputs(
             events,
