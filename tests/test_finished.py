@@ -200,7 +200,8 @@ def test_shards_of_another_version_are_made_again_and_that_is_said(study, tmp_pa
 
 
 def test_a_shard_that_another_machine_made_with_another_version_is_not_added_up(study, tmp_path, monkeypatch):
-    from qkscope.run.finished import merge_shards, shard_path
+    from qkscope.results.folder import shard_path
+    from qkscope.run.finished import merge_shards
 
     cut = study(shard_tokens=512, batch_tokens=256)
     with pytest.raises(KeyboardInterrupt):
