@@ -162,3 +162,14 @@ def test_a_record_that_claims_what_cannot_be_counts_for_nothing(results):
         (out / ".current.json").write_text(json.dumps({**record, **change}))
         analyze_folder(out, Events(), "")
         assert json.loads((out / ".current.json").read_text())["key"] == record["key"]
+
+
+@pytest.mark.parametrize(("command", "first"), [("run", "checking"), ("analyze", "reading"), ("report", "drawing")])
+def test_something_is_said_before_anything_heavy_is_imported(command, first, world):
+    """Imports take seconds on a busy machine; here numpy cannot be imported, so nothing after it happens."""
+    code = "import sys; sys.modules['numpy'] = None\nfrom qkscope.cli.main import main\nmain(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", code, command, world().parent if command != "run" else world()],
+                          capture_output=True, text=True)  # fmt: skip
+    said = done.stderr.splitlines()
+    assert said[0].startswith(first), said
+    assert "numpy" in said[-1]

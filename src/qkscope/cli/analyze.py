@@ -66,10 +66,6 @@ def analyze(options: argparse.Namespace) -> int:
     """
     from qkscope.cli.commands import command_line
     from qkscope.run.progress import progress
-    from qkscope.tables.from_moments import analyze_files, analyze_folder
-    from qkscope.train.folder import TrainingFolder
-    from qkscope.validation.plasticity_table import require_vectors, write_plasticity_pairs
-    from qkscope.validation.tables import analyze_vectors
 
     inputs = [Path(each) for each in options.inputs]
     out = Path(options.out) if options.out else None
@@ -78,12 +74,18 @@ def analyze(options: argparse.Namespace) -> int:
     shared = {"components": options.components, "kind": options.kind}
     windows = {"common_window": options.common_window, "skip_positions": options.skip_positions}
     pairs = options.plasticity_pairs
-    if pairs:
-        require_vectors(inputs[0])
-    if one_folder and (training := TrainingFolder.reopened(inputs[0])) is not None:
-        _complete(training, options)
-        return 0
     with progress(verbose=options.verbose) as events:
+        events.began("reading vectors" if options.vectors else "reading moments")
+        from qkscope.tables.from_moments import analyze_files, analyze_folder  # takes a second
+        from qkscope.train.folder import TrainingFolder
+        from qkscope.validation.plasticity_table import require_vectors, write_plasticity_pairs
+        from qkscope.validation.tables import analyze_vectors
+
+        if pairs:
+            require_vectors(inputs[0])
+        if one_folder and (training := TrainingFolder.reopened(inputs[0])) is not None:
+            _complete(training, options)
+            return 0
         if options.vectors:
             sizes = {"window": options.window, "group_size": options.group_size, "n_layers": options.n_layers}
             folder = analyze_vectors(options.vectors, Path(options.out), events, command_line(), **shared, **sizes)

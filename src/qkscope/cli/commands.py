@@ -396,13 +396,13 @@ def draw_report(
     folder: Path, *, figures: bool = True, page: bool = True, out: Path | None = None, verbose: bool = False
 ) -> None:
     """Write figures, cards, tables, and page of a results folder; print the summary and where they are."""
+    doing = "drawing figures" if figures else "writing the page" if page else "writing tables"
+    print(f"{doing} ...", file=sys.stderr, flush=True)  # before imports that take a second
     from qkscope.lenses.views import build_tables
     from qkscope.report.summary import summarize
     from qkscope.report.write import write_report_of
     from qkscope.results.read import load_results
 
-    doing = "drawing figures" if figures else "writing the page" if page else "writing tables"
-    print(f"{doing} ...", file=sys.stderr, flush=True)
     tables = build_tables(load_results(folder))
     written = write_report_of(tables, figures=figures, page=page, out=out)
     place = out or folder

@@ -92,8 +92,8 @@ def _tokens(value: Any, check: Check, info: pydantic.ValidationInfo) -> int | No
 
 
 Recorded = Annotated[Value | None, pydantic.WrapValidator(_forgiving)]
-Line = pydantic.AfterValidator(lambda text: one_line(text) or None)
-Text = Recorded[Annotated[str, Line]]  # to be shown
+SingleLine = pydantic.AfterValidator(lambda text: one_line(text) or None)
+Text = Recorded[Annotated[str, SingleLine]]  # to be shown
 Amount = Recorded[Annotated[int | float, pydantic.AfterValidator(_amount)]]  # of steps, or of tokens in training
 Tokens = Annotated[int | None, pydantic.WrapValidator(_tokens)]  # of a window or a context
 

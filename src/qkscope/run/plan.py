@@ -50,10 +50,14 @@ class Plan:
         """The checkpoints of these names; all of them if no names are given."""
         return [each for each in self.checkpoints if not names or each.checkpoint.name in names]
 
+    @property
+    def kind(self) -> StudyKind:
+        """What the checkpoints are to each other: what the study says, or the runs that it names."""
+        return self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
+
     def how_read(self) -> str:
         """How the study's checkpoints are related, in a sentence."""
-        kind: StudyKind = self.study.kind or kind_of([each.checkpoint.run for each in self.checkpoints])
-        return kind_sentence(kind, len(self.checkpoints), self.study.kind is not None)
+        return kind_sentence(self.kind, len(self.checkpoints), self.study.kind is not None)
 
     def cost_line(self) -> str:
         """Memory and disk that a run takes, predicted."""

@@ -102,8 +102,8 @@ def analyze_folder(
     """Analyze a results folder again by the study file that lies in it, with changes."""
     changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions}
     changes |= {"detail": detail, "kind": kind}
-    given = {key: value for key, value in changes.items() if value is not None}
-    study = changed(load_study(layout.results_file(folder, layout.STUDY_YAML)).study, given)
+    changes = {key: value for key, value in changes.items() if value is not None}
+    study = changed(load_study(layout.results_file(folder, layout.STUDY_YAML)).study, changes)
     _require_own_moments(folder, study)
     with lock_folder(out or folder):
         return analyze_study(folder, study, events, command, out)
@@ -209,8 +209,7 @@ def natural_order(names: Sequence[str]) -> list[str]:
     """
     patterns = {name: re.sub(r"\d+", "0", name) for name in names}
     ordered = sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-    in_order = {pattern: iter([name for name in ordered if patterns[name] == pattern]) for pattern in patterns.values()}
-    return [next(in_order[patterns[name]]) for name in names]
+    return [name for pattern in dict.fromkeys(patterns.values()) for name in ordered if patterns[name] == pattern]
 
 
 def _checked_name(path: Path, name: str) -> str:
