@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from qkscope.ablate.choice import Head, Unit
 from qkscope.ablate.measure import OutcomeRows
-from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation
+from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation, Head, Unit
 from qkscope.lenses.ablation.table import EDITS, SPREAD
 from qkscope.stats import significance
 from qkscope.stats.significance import Error, is_significant

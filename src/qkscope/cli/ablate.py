@@ -108,8 +108,7 @@ def add_ablate(commands: Any) -> None:
 def demo_ablations(study: Path) -> list[AblationSettings]:
     """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
     in training; and at the end, the heads with the largest r_q together against random ones."""
-    from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.work import AblationSettings
+    from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.study.load import load_study
 
     names = [each.name for each in load_study(study).study.checkpoints]
@@ -123,9 +122,8 @@ def demo_ablations(study: Path) -> list[AblationSettings]:
 
 def ablate(options: argparse.Namespace) -> int:
     """`qkscope ablate`."""
-    from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
-    from qkscope.ablate.work import AblationSettings
+    from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.cli.commands import command_line, quiet_libraries
     from qkscope.run.options import Placement
     from qkscope.run.progress import progress

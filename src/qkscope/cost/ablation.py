@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qkscope.ablate.choice import Unit, head_name
-from qkscope.ablate.work import AblationSettings, CheckpointAblation, spread_documents
+from qkscope.ablate.work import AblationSettings, CheckpointAblation, Unit, head_name, spread_documents
 from qkscope.cost.estimate import Cluster, attended_pairs
 from qkscope.run.checkpoint_plan import CheckpointPlan
 from qkscope.run.plan import Plan
