@@ -21,9 +21,8 @@ import yaml
 from fidelity import CASES, ROOT, unpack_speeches, unpack_weights
 
 from qkscope._version import __version__
-from qkscope.ablate.choice import HeadChoice
 from qkscope.ablate.study import ablate_study
-from qkscope.ablate.work import AblationSettings
+from qkscope.ablate.work import AblationSettings, HeadChoice
 from qkscope.draw import style
 from qkscope.lenses.ablation import COURSE_FILE, EDITS, FILE, GROUPS_FILE, NAME, STRENGTHS
 from qkscope.lenses.views import Results, WindowView, build_tables

@@ -16,11 +16,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import cut_documents, small_world
 from families import tiny
-from qkscope.ablate.choice import NEAREST, HeadChoice, dose_matched_controls, matched_controls, resolve_heads, units_of
 from qkscope.ablate.measure import loss_outcomes, needle_outcome, position_parts
 from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
 from qkscope.ablate.tables import ablation_table, course_table, groups_table, unit_doses
-from qkscope.ablate.work import UNITS, AblationSettings, CheckpointAblation
+from qkscope.ablate.work import (
+    NEAREST,
+    UNITS,
+    AblationSettings,
+    CheckpointAblation,
+    HeadChoice,
+    dose_matched_controls,
+    matched_controls,
+    resolve_heads,
+    units_of,
+)
 from qkscope.capture.load import load_backbone
 from qkscope.cli.main import main
 from qkscope.cost import ablation_cost, pass_flops

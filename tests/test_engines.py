@@ -484,9 +484,8 @@ def test_without_a_shared_folder_sums_come_through_the_object_store(study, tmp_p
 
 @pytest.mark.slow
 def test_an_ablation_on_ray_makes_the_same_bytes(study, tmp_path, cluster, monkeypatch):
-    from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.study import AblationOptions, ablate_study
-    from qkscope.ablate.work import AblationSettings
+    from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.run.engines import ray as engine
 
     path, out = study(groups=4), tmp_path / "out"

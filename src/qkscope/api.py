@@ -283,9 +283,8 @@ def ablate_heads(
     A needle needs the `tokenizer`. `progress` gets how many passes over a window under an edit are done, and of how
     many.
     """
-    from qkscope.ablate.choice import HeadChoice
     from qkscope.ablate.study import ablate_windows
-    from qkscope.ablate.work import AblationSettings
+    from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.lenses.categories import classify
 
     for name, words in (("edits", edits), ("heads", heads)):

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkscope.ablate.choice import Head, Unit
 from qkscope.ablate.edits import HeadEdit, edits_of, needle_of, plant
-from qkscope.ablate.work import AblationSettings, heads_of
+from qkscope.ablate.work import AblationSettings, Head, Unit, heads_of
 from qkscope.errors import InputError
 from qkscope.lenses.sums import LayerSums, layer_sums
 from qkscope.moments.moments import Moments

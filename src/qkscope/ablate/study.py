@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
-from qkscope.ablate.choice import units_of
 from qkscope.ablate.edits import kernel_spreads
 from qkscope.ablate.measure import AblatedText, EditSource, Measurer
 from qkscope.ablate.tables import (
@@ -38,6 +37,7 @@ from qkscope.ablate.work import (
     CheckpointAblation,
     heads_of,
     plan_ablation,
+    units_of,
 )
 from qkscope.errors import InputError, QkscopeError, located
 from qkscope.files import write_text
