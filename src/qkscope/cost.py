@@ -358,8 +358,7 @@ def pass_flops(plan: CheckpointPlan, tokens: int, first: int = 0) -> float:
 
 def every_head_alone(plan: Plan) -> list[CheckpointAblation]:
     """What `qkscope ablate STUDY` does without further options, of a study that has not been run yet."""
-    from qkscope.ablate.choice import Unit, head_name
-    from qkscope.ablate.work import AblationSettings, CheckpointAblation, spread_documents
+    from qkscope.ablate.work import AblationSettings, CheckpointAblation, Unit, head_name, spread_documents
 
     settings, works = AblationSettings(), []
     for each in plan.checkpoints:

@@ -14,13 +14,8 @@ import numpy as np
 import pandas as pd
 
 from qkscope.ablate.measure import OutcomeRows
-<<<<<<< HEAD
-from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation
-from qkscope.lenses.ablation import EDITS, SPREAD
-=======
 from qkscope.ablate.work import FEWEST_DOCUMENTS, CheckpointAblation, Head, Unit
 from qkscope.lenses.ablation import EDITS, SPREAD
->>>>>>> r33-train
 from qkscope.stats import significance
 from qkscope.stats.significance import Error, is_significant
 

@@ -43,7 +43,6 @@ def ablate_options(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
 
 
-<<<<<<< HEAD
 def ablate(options: argparse.Namespace) -> int:
     """Remove positional information from heads and measure the loss.
 
@@ -84,26 +83,6 @@ def ablate(options: argparse.Namespace) -> int:
       qkscope ablate study.yaml --workers 8                             eight processes, one per GPU
       qkscope ablate study.yaml --estimate                              what it would cost; nothing runs
     """
-    from qkscope.ablate.choice import HeadChoice
-=======
-def demo_ablations(study: Path) -> list[AblationSettings]:
-    """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
-    in training; and at the end, the heads with the largest r_q together against random ones."""
-    from qkscope.ablate.work import AblationSettings, HeadChoice
-    from qkscope.study.load import load_study
-
-    names = [each.name for each in load_study(study).study.checkpoints]
-    some = tuple(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
-    strongest = HeadChoice(top=12, together=True)
-    return [
-        AblationSettings(edits=("kernel",), documents=8, tokens=128, only=some),
-        AblationSettings(edits=("kernel", "shuffle", "zero"), heads=strongest, documents=8, tokens=128, only=some[-1:]),
-    ]
-
-
-def ablate(options: argparse.Namespace) -> int:
-    """`qkscope ablate`."""
->>>>>>> r33-train
     from qkscope.ablate.study import AblationOptions, ablate_study, prepare_ablation
     from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.cli.commands import command_line, quiet_libraries

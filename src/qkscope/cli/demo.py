@@ -68,8 +68,7 @@ def demo(options: argparse.Namespace) -> int:
 def demo_ablations(study: Path) -> list[AblationSettings]:
     """What the demo ablates in seconds, on a few short documents: every head by itself, early, in the middle and late
     in training; and at the end, the heads with the largest r_q together against random ones."""
-    from qkscope.ablate.choice import HeadChoice
-    from qkscope.ablate.work import AblationSettings
+    from qkscope.ablate.work import AblationSettings, HeadChoice
     from qkscope.study.load import load_study
 
     names = [each.name for each in load_study(study).study.checkpoints]
