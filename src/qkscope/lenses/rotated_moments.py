@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,9 +241,9 @@ def spread_of_mean(mean: Array, by: RotationMeans, weights: Array | None = None)
 
 
 def plane_moments(cov: Array, count: int) -> tuple[Complex, Complex]:
-    """E[z z'*] and E[z z'] of every two planes, from a covariance of their coordinates."""
+    """E[z z'*] and E[z z'] of every two planes, from covariances (…, width, width) of their coordinates."""
     one, two = slice(0, count), slice(count, 2 * count)
-    xx, yy, xy, yx = cov[:, one, one], cov[:, two, two], cov[:, one, two], cov[:, two, one]
+    xx, yy, xy, yx = cov[..., one, one], cov[..., two, two], cov[..., one, two], cov[..., two, one]
     return (xx + yy) + 1j * (yx - xy), (xx - yy) + 1j * (yx + xy)
 
 
@@ -293,6 +294,26 @@ def bend_covariance(of: BucketRotation, var_t: Array | None = None, weights: Arr
     else:
         bend -= ((weights[..., None] * along).swapaxes(1, 2) @ (along / var_t))[:, None]
     return bend[..., back, :][..., back]
+
+
+def bend_traces(of: BucketRotation, matrices: Array) -> Array:
+    """tr(B M) of each row's bend B in evenly filled buckets, without writing it down: (rows, buckets).
+
+    Symmetric matrices M are (n, buckets, d, d), each for an equal share of the rows, in order.
+    """
+    planes, by, order = of.planes, interval_means(of.planes, tuple(pairwise(of.edges))), of.planes.order
+    if not np.array_equal(order, np.arange(planes.width)):
+        matrices = matrices[..., order[:, None], order]
+
+    def by_matrix(x: NDArray[Any]) -> NDArray[Any]:
+        return x.reshape(len(matrices), -1, *x.shape[1:]).swapaxes(1, 2)  # (n, buckets, rows of each, …)
+
+    z, drift = by_matrix(planes.complex(of.before)), by_matrix(by.drift(of.before))
+    same, mirrored = plane_moments(matrices, planes.count)
+    traces = ((z @ (by.spread_minus * same.conj())) * z.conj() + (z @ (by.spread_plus * mirrored.conj())) * z).real / 2
+    var_t = np.where(by.var_t > ONE_POSITION, by.var_t, np.inf)[:, None]
+    traces = traces.sum(axis=-1) - ((drift @ matrices) * drift).sum(axis=-1) / var_t
+    return np.asarray(traces.swapaxes(1, 2).reshape(of.before.shape[:2]))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qkscope.lenses.pca import one_blas_thread
-from qkscope.lenses.rotated_moments import Array
+from qkscope.lenses.rotated_moments import Array, bend_traces
 from qkscope.lenses.score.curves import COARSE, FINE, curve, seen_covariance, seen_on_grid, seen_variance
-from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys
-from qkscope.lenses.stacks import in_blocks
+from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys, slopes
+from qkscope.lenses.stacks import for_readers, in_blocks
 from qkscope.lenses.sums import LayerSums
 
 
@@ -85,34 +85,52 @@ def means_of(cells: Cells) -> MeanVectors:
 
 def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     """The split of these means with the residual covariances of these cells."""
-    arcs, weights, (buckets, d) = cells.arcs or (None, None), means.weights, cells.q.mean_x.shape[1:]
-    left, left_k = residuals(cells.q, arcs[0]), residuals(cells.k, arcs[1])
-    # (key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over a bucket's queries
-    if means.cells.arcs is None:
-        lines, half = means.k[:, None], means.k.shape[1]
-        spread = lines.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ lines)
-    else:
-        grid = seen_on_grid(cells.edges, cells.reach, means.known_k, most)
-        blocks = in_blocks(len(means.k), 8 * len(grid.of_key) * d)
-        curves = (curve(means.k, means.cells.arcs[1], keys, grid.grid) for keys in blocks)
-        spread = np.concatenate([seen_covariance(of, grid) for of in curves])
-    # (3, key heads, buckets, d, d): the keys' residual covariance that a bucket's queries see, by (t - middle)^0, 1, 2
-    keys = means.seen.residual.reshape(3 * buckets, buckets) @ left_k.reshape(-1, buckets, d * d)
-    keys = keys.reshape(-1, 3, buckets, d, d).swapaxes(0, 1)
-    preference, query_position, query = (np.empty(weights.shape) for _ in range(3))  # (heads, buckets)
-    for heads in in_blocks(len(left), left[0].nbytes):
-        which = cells.which[heads]
-        seen = keys[:, which]
-        mean, slope = (of[:, :, None] for of in np.split(means.q[heads], 2, axis=1))  # (heads, buckets, 1, d)
-        along = [(mean @ seen[0] + slope @ seen[1]) * mean, (mean @ seen[1] + slope @ seen[2]) * slope]
-        preference[heads] = np.stack(along)[..., 0, :].sum(axis=(0, 3))
-        if means.cells.arcs is not None:
-            preference[heads] += traces(means.cells.arcs[0].covariance[heads], seen[0])
-        query_position[heads] = traces(left[heads], spread[which])
-        query[heads] = traces(left[heads], seen[0])
+    which, weights, arcs = cells.which, means.weights, means.cells.arcs
+    heads, buckets, d = cells.q.mean_x.shape
+    left = residuals(cells.k, cells.arcs and cells.arcs[1])
+    # (key heads, 3, buckets, d, d): the keys' residual covariance that a bucket's queries see, by (t - middle)^0, 1, 2
+    seen = means.seen.residual.reshape(3 * buckets, buckets) @ left.reshape(-1, buckets, d * d)
+    seen = for_readers(seen.reshape(-1, 3, buckets, d, d), which)
+    content, drifting, squared = seen.swapaxes(0, 1)  # one for all heads that read a key head, or one for each
+    spread = for_readers(_spread_of_means(means, most), which)
+
+    def by_key(of_heads: Array) -> Array:
+        """(heads, buckets, …) as (matrices, buckets, heads of each, …)."""
+        return of_heads.reshape(len(seen), -1, *of_heads.shape[1:]).swapaxes(1, 2)
+
+    def form(one: Array, matrices: Array, other: Array) -> Array:
+        """xᵀ M y of vectors (heads, buckets, d): (heads, buckets)."""
+        products = ((by_key(one) @ matrices) * by_key(other)).sum(axis=-1)
+        return np.asarray(products.swapaxes(1, 2).reshape(heads, buckets))
+
+    def with_residuals(matrices: Array) -> Array:
+        """tr(Q M) of the queries' residual covariances, which are never written down; 0 without tokens."""
+        of = cells.q
+        flat = by_key(of.cov_xx.reshape(heads, buckets, d * d)) @ matrices.reshape(len(seen), buckets, d * d, 1)
+        traces = flat[..., 0].swapaxes(1, 2).reshape(heads, buckets) - form(of.cov_xt, matrices, slopes(of))
+        if cells.arcs is not None:
+            traces -= bend_traces(cells.arcs[0], matrices)
+        return np.where(of.n > 0, traces, 0.0)
+
+    mean, slope = np.split(means.q, 2, axis=1)
+    preference = form(mean, content, mean) + 2 * form(mean, drifting, slope) + form(slope, squared, slope)
+    if arcs is not None:
+        preference += bend_traces(arcs[0], content)
     position, late = of_means(means, most)
-    query_position, preference, query = ((weights * part).sum(axis=1) for part in (query_position, preference, query))
+    parts = (with_residuals(spread), preference, with_residuals(content))
+    query_position, preference, query = ((weights * part).sum(axis=1) for part in parts)
     return Split(position, query_position, preference, query, late)
+
+
+def _spread_of_means(means: MeanVectors, most: int) -> Array:
+    """(key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over each bucket."""
+    arcs, cells = means.cells.arcs, means.cells
+    if arcs is None:
+        k, half = means.k[:, None], means.k.shape[1]
+        return np.asarray(k.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ k))
+    seen = seen_on_grid(cells.edges, cells.reach, means.known_k, most)
+    blocks = in_blocks(len(means.k), 8 * len(seen.of_key) * means.k.shape[2])
+    return np.concatenate([seen_covariance(curve(means.k, arcs[1], keys, seen.grid), seen) for keys in blocks])
 
 
 def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
@@ -140,9 +158,3 @@ def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
             keys, read = np.unique(which[block], return_inverse=True)
             variances[block] = seen_variance(curve(means.q, arcs[0], block, seen.grid), k[keys], read, seen)
     return (weights * variances).sum(axis=1), rise
-
-
-def traces(one: Array, other: Array) -> Array:
-    """tr(AB) of each of several matrices; B is symmetric."""
-    flat = (*one.shape[:-2], -1)
-    return np.asarray(np.einsum("...i,...i->...", one.reshape(flat), other.reshape(flat)))
