@@ -341,6 +341,7 @@ export function headDrawer(app) {
       if (opens) {
         body.scrollTop = 0;
         node.hidden = false;
+        app.tooltip.hide();
         fit();
         placeDrawer(node, lastAction());
       }
