@@ -208,10 +208,12 @@ def test_moves_stay_in_their_panel(visit, tmp_path):
 # --- the drawer -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [(1360, 850), (820, 1100), (390, 844)])
 @pytest.mark.parametrize("view", ["map", "portrait"])
-def test_selecting_a_head_moves_nothing(visit, grown_page, view):
+def test_selecting_a_head_moves_nothing(visit, grown_page, view, size):
     """Neither the view in which a head was clicked nor the page, and the drawer does not hide what was clicked."""
-    with visit(grown_page / "report.html", **WIDE) as page:
+    viewport = {"viewport": {"width": size[0], "height": size[1]}}
+    with visit(grown_page / "report.html", **viewport) as page:
         surface = drawn(page, f"view-{view}")
         x, y = middle(swept(surface), lambda head, lines: head is not None)
         before = (surface.bounding_box(), page.evaluate("[scrollX, scrollY, document.body.clientWidth]"))
@@ -219,7 +221,8 @@ def test_selecting_a_head_moves_nothing(visit, grown_page, view):
         page.locator("#head").wait_for()
         assert (surface.bounding_box(), page.evaluate("[scrollX, scrollY, document.body.clientWidth]")) == before
         drawer = page.locator("#head").bounding_box()
-        assert not drawer["x"] <= x <= drawer["x"] + drawer["width"]
+        within = drawer["x"] <= x <= drawer["x"] + drawer["width"]
+        assert not (within and drawer["y"] <= y <= drawer["y"] + drawer["height"])
         bar = page.locator(".bar").bounding_box()
         assert drawer["y"] >= bar["y"] + bar["height"] or drawer["y"] + drawer["height"] <= bar["y"]
 

@@ -24,7 +24,7 @@ Mix = Literal["broad", "core"]
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """One phase of training: what it reads, how far it looks, how fast it learns, where it stops to save."""
+    """One phase of training: its data, context, learning rate, and checkpoints."""
 
     prefix: str  # of the checkpoint names: stage1, lc-128-to-512
     label: str  # of the labels: S1, LC1

@@ -59,7 +59,7 @@ def train(
 
 
 def model_config(settings: DemoSettings, phase: PhaseSettings) -> SmolLM3Config:
-    """The model at a phase's own context and theta."""
+    """The model at a phase's context and theta."""
     return SmolLM3Config(
         vocab_size=VOCABULARY,
         hidden_size=settings.hidden_size,

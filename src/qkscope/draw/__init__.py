@@ -1,1 +1,1 @@
-"""How figures look: style, colours, saving."""
+"""Style of figures: colors, text, axes, files."""

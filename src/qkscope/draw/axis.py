@@ -47,8 +47,8 @@ class NumberAxis:
         positive = np.log10(values[values > 0])
         if len(positive) == len(values):
             return positive
-        apart = np.diff(positive).mean() if len(positive) > 1 else 1.0
-        return np.concatenate([[positive[0] - apart], positive])
+        step = np.diff(positive).mean() if len(positive) > 1 else 1.0
+        return np.concatenate([[positive[0] - step], positive])
 
     def place_of(self, index: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The place of an index, also between two checkpoints."""

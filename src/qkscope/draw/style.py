@@ -1,4 +1,4 @@
-"""One look for all figures: fonts, text, the header, the checkpoint axis, and deterministic files.
+"""One style for all figures: fonts, text, the header, the checkpoint axis, and deterministic files.
 
 Figures use matplotlib's object interface on the Agg canvas, so nothing global changes and no display is needed. Text of
 a study (titles, labels, phases) passes through `plain`, so that neither `$` nor 200 characters can disturb a drawing.
@@ -34,7 +34,7 @@ from qkscope.words.phrases import shortened
 __all__ = ["AMBER", "BLUE", "FAINT", "GREY", "INK", "LINE", "PURPLE", "RED"]  # next to what is defined here
 
 DPI = 200
-AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: both ends of a name tell it apart
+AXIS_LABEL_CHARACTERS = 26  # longer labels are shortened in the middle: names often differ at either end
 TITLE_CHARACTERS, FEWEST_CHARACTERS = 44, 12  # of a study in a title
 HEADER_INCHES = 0.62
 LEGEND_ROOM = 0.02  # inches between a legend in the header and the titles of panels
@@ -76,7 +76,7 @@ RC: dict[Any, Any] = {
     "legend.fontsize": 8.0,
     "hatch.linewidth": 0.6,
     "axes.unicode_minus": True,
-    "text.usetex": False,  # whatever the user's own settings say: labels are never LaTeX
+    "text.usetex": False,  # whatever the user's settings: labels are never LaTeX
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "qkscope",  # the same ids in every run
     "savefig.facecolor": "white",
@@ -113,7 +113,7 @@ def plain(text: str, characters: int = AXIS_LABEL_CHARACTERS) -> str:
 
 
 def new_figure(width: float, height: float, study: Entries, headline: str, note: str = "") -> Figure:
-    """An empty figure with its title, and under it a note that says at which window it was measured."""
+    """An empty figure with its title, and under it a note about windows."""
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     engine = figure.get_layout_engine()
@@ -135,7 +135,7 @@ def new_figure(width: float, height: float, study: Entries, headline: str, note:
 def header_legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
     """The legend at the right end of the header, clear of the data and of the phase names.
 
-    Where it would lie on the note about windows, it gets fewer columns, down to two.
+    Where it would cover the note about windows, it gets fewer columns, down to two.
     """
     note = [text.get_window_extent() for text in figure.texts if text.get_gid() == "note"]
     for count in range(columns, min(columns, 2) - 1, -1):
@@ -189,7 +189,7 @@ def readable_on(colour: str | tuple[float, float, float]) -> str:
 def checkpoint_axis(axes: Axes, study: Entries, *, labels: bool = True, phase_names: bool = True) -> None:
     """Put the checkpoints of the study on the x axis at 0, 1, 2, ..., with dashed lines between phases.
 
-    Where the study asks for an axis of steps or tokens, 0, 1, 2, ... stand where these numbers are.
+    Where the study asks for an axis of steps or tokens, 0, 1, 2, ... are placed at these numbers.
     """
     n = len(study.checkpoints)
     margin = 0.6 + max(0.0, (4 - n) / 2)  # one bar alone should not fill the page
@@ -240,7 +240,7 @@ def text_size(figure: Figure, text: str, points: float) -> tuple[float, float]:
 
 
 def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
-    """Lay slanted labels flat where all fit, else keep as many as fit; says whether anything changed."""
+    """Lay slanted labels flat where all fit, else keep as many as fit; returns whether anything changed."""
     ticks = axes.get_xticklabels()
     if not any(tick.get_rotation() == 45.0 and tick.get_text() for tick in ticks):
         return False
@@ -249,7 +249,7 @@ def _thin_checkpoint_labels(figure: Figure, axes: Axes) -> bool:
     sizes = [text_size(figure, text, float(tick.get_fontsize())) for text, tick in zip(texts, ticks, strict=True)]
     left, right = axes.get_xlim()
     step = axes.bbox.width * ((positions[1] - positions[0]) / (right - left) if len(positions) > 1 else 1.0)
-    # Slanted lines of text are apart by the height of one line when ticks are apart by height / sin 45°.
+    # At 45°, lines of text clear each other when ticks are height / sin 45° apart.
     height = max(height for _, height in sizes)
     stride = math.ceil(1.3 * height / (step * math.sin(math.pi / 4)))
     if stride > 1:

@@ -2,7 +2,7 @@
 
 The page decides nothing that Python has decided: categories, layer types and depth cells are codes computed here.
 Correlations keep all their digits (float64) unless the study is so large that the page would be too large to mail; then
-component 0 is float32, other components and windows are float16, and the page says so.
+component 0 is float32, other components and windows are float16, and the page states it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Numbers that a checkpoint's heads share (where a bucket begins, a distance), or a layer's (a token), are stored once;
 errors take one byte each. A study that is too large keeps the detail of as many checkpoints as its room allows: the
-last, the first, then those between, evenly spread. A detail with room of its own takes nothing from the others.
+last, the first, then those between, evenly spread. A detail with separate room does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qkscope.page.arrays import Floats, Grid, column
 from qkscope.page.pack import Pack, error_precision, exact_precision, precision
 
 ROOM = 2_000_000  # bytes before compression, of which base64 makes at most 2.7 MB
-FEWEST_PLACES = 16  # of a detail with a room of its own that is too small for all
+FEWEST_PLACES = 16  # of a detail whose separate room is too small for all
 SEVERAL = 4  # checkpoints that such a detail is of, if it can be, before it has all of its columns
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -31,7 +31,7 @@ def add_details(
 ) -> dict[str, Any]:
     """Pack the details that there are; returns what the page must know to read them.
 
-    `tables` has each table's rows by choice of windows. A checkpoint whose own context is the common window has its
+    `tables` has each table's rows by choice of windows. A checkpoint whose native length is the common window has its
     rows once, under `own`.
     """
     declared = [each for lens in registered() for each in lens.details]
@@ -79,7 +79,7 @@ def _in_own_room(part: _Part, room: int) -> tuple[_Part, list[int]]:
 
 
 def _rows(choices: Mapping[str, pd.DataFrame], choice: str) -> pd.DataFrame:
-    """A choice's rows; those of the common window without the checkpoints whose own context that is."""
+    """A choice's rows; those of the common window without the checkpoints whose native length that is."""
     rows = choices[choice]
     if choice == "own" or "own" not in choices:
         return rows

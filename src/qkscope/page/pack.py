@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 # How arrays are called in the page; all little-endian, as every browser's typed arrays are.
 TYPES = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "uint8": "u1", "log8": "u1", "lin8": "u1"}
-ENDS = ".ends"  # where the ends of straight scales are, beside their array
+ENDS = ".ends"  # of the name of an array with the ends of straight scales
 HALF = (0.01, 6e4)  # how large the largest value of an array may be for half precision
 STEPS = 254  # of one byte on a straight scale: 0 is NaN
 LOG_STEPS = 253  # of one byte: 0 is NaN, 1 is 0, the rest are steps of the scale
 WIDEST = 6.0  # decades that one byte spans with steps below 6 %
-COARSE = 24  # steps in a decade where errors are only drawn and told to two digits: 10 % from one to the next
+COARSE = 24  # steps in a decade where errors are only drawn, and printed with two digits: 10 % from one to the next
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Pack:
 
 
 def squeeze(value: Any) -> str:
-    """JSON, compressed, in letters: an index of hundreds of arrays says the same words again and again."""
+    """JSON, compressed, in letters: an index of hundreds of arrays repeats the same words."""
     return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 9)).decode("ascii")
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
+
+import qkscope
 from qkscope.draw import style
 from qkscope.files import write_text
-from qkscope.foreign import is_finite
+from qkscope.foreign import Unreadable, is_finite, opened, read_bytes
 from qkscope.lenses.base import Figure
 from qkscope.lenses.views import Results
 from qkscope.page.about import facts
 from qkscope.processes import over_cores
-from qkscope.report.cards import draw_chart, drawable, figure_card, folder_name, takeaways
+from qkscope.report.cards import draw_chart, drawable, drawing_place, figure_card, folder_name, takeaways
 from qkscope.report.published import PUBLISHED, published_folder
 from qkscope.results.entries import Entry, phase_segments
 from qkscope.results.folder import (
@@ -36,6 +41,8 @@ from qkscope.words.phrases import listed, shortened
 
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 LISTED_CHECKPOINTS = 12  # of a phase
+LARGEST_PICTURE, LARGEST_INPUT = 2**26, 2**62  # bytes
+PACKAGE = Path(qkscope.__file__).parent
 
 
 def write_figure(
@@ -50,15 +57,20 @@ def write_figure(
     for text in picture.texts:
         text.set_visible(titles or text.get_gid() not in ("title", "note"))
     style.save_as(picture, place / FIGURE_PNG, place / FIGURE_SVG)
-    write_text(place / CARD, to_markdown(figure_card(figure, tables)))
     drop_page_cache()
+    return _write_card(figure, tables, place)
+
+
+def _write_card(figure: Figure, tables: Results, place: Path) -> list[Path]:
+    write_text(place / CARD, to_markdown(figure_card(figure, tables)))
     return [place / each for each in FIGURE_FILES]
 
 
 def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list[Path]:
     """Draw every figure that the study carries, and the published ones.
 
-    Figures of an earlier report that no longer apply are removed.
+    Pictures that an earlier report drew from the same tables with the same code stay; the gallery states what they were
+    drawn from. Figures of an earlier report that no longer apply are removed.
     """
     shown = drawable(tables)
     named = {folder_name(figure): figure for figure in shown}
@@ -66,13 +78,66 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
     for figure in named.values():
         figure_card(figure, tables)  # here, so that what cards need is computed once, not in every process
 
+    inputs = _inputs(tables, list(named.values()), titles)
+    drawn = _stamp(folder, list(named), inputs)
+    is_drawn = drawn is not None and drawn.encode() in (_contents(gallery_path(folder)) or b"")
+
     def write(item: tuple[str, Figure]) -> list[Path]:
+        if is_drawn:
+            return _write_card(item[1], tables, figure_folder(folder, item[0]))
         return write_figure(item[1], tables, folder, name=item[0], titles=titles)
 
-    written = [path for paths in over_cores(write, list(named.items()), WORTH_SHARING) for path in paths]
+    if is_drawn:
+        written = [path for item in named.items() for path in write(item)]
+    else:
+        written = [path for paths in over_cores(write, list(named.items()), WORTH_SHARING) for path in paths]
     remove_stale_figures(folder, set(named))
-    write_text(gallery_path(folder), to_markdown(_gallery(shown, tables)))
+    stamp = _stamp(folder, list(named), inputs)
+    write_text(gallery_path(folder), to_markdown(_gallery(shown, tables)) + (f"\n{stamp}\n" if stamp else ""))
     return [*written, gallery_path(folder)]
+
+
+def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | None:
+    """A digest of all that pictures depend on: tables, names of the study, declarations, code, and fonts.
+
+    None where that is unknown, because a file cannot be read.
+    """
+    study, files = tables.own.study, tables.files.folder
+    entries = [(c.name, c.label, c.phase, c.context, c.record.step, c.record.trained_tokens) for c in study.checkpoints]
+    names = (study.title, study.kind, study.axis, study.axis_scale, study.selected, entries)
+    declared = [(f.name, f.title, f.chart) for f in figures], list(tables.own.measures.values())
+    digest = hashlib.sha256(repr((names, declared, titles, matplotlib.__version__, style.families())).encode())
+    own = (
+        importlib.util.find_spec(drawing_place(figure).split(":")[0]) for figure in figures
+    )  # of other packages, too
+    code = {*PACKAGE.rglob("*.py"), *(Path(str(spec.origin)) for spec in own if spec is not None)}
+    data = [path for path in files.iterdir() if path.suffix in (".csv", ".parquet")]
+    for path in (*sorted(code), *sorted(data)):
+        try:
+            with opened(path, LARGEST_INPUT, follow=path in code) as file:
+                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        except Unreadable:
+            return None
+    return digest.hexdigest()
+
+
+def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None:
+    """A line about all pictures in their folders and what they were drawn from; None where one is missing."""
+    pictures = [
+        _contents(figure_folder(folder, name) / picture) for name in names for picture in (FIGURE_PNG, FIGURE_SVG)
+    ]
+    known = [picture for picture in pictures if picture is not None]
+    if inputs is None or len(known) < len(pictures):
+        return None
+    digest = hashlib.sha256(b"".join(hashlib.sha256(picture).digest() for picture in known))
+    return f"<!-- pictures {digest.hexdigest()[:32]}, drawn from {inputs[:32]} -->"
+
+
+def _contents(path: Path) -> bytes | None:
+    try:
+        return read_bytes(path, LARGEST_PICTURE)
+    except Unreadable:
+        return None
 
 
 def remove_stale_figures(folder: Path, drawn: Collection[str]) -> None:

@@ -42,7 +42,7 @@ OWN, COMMON = "own", "common"
 class StudyResults(Results):
     """What `qkscope run` wrote, read and checked; or tables of moments in memory, in a temporary folder.
 
-    `window` is `own` (each checkpoint's own context), `common` (the window that all share), or a number of tokens.
+    `window` is `own` (native context length), `common` (the common window), or a number of tokens.
     """
 
     temporary: TemporaryDirectory[str] | None = None  # removed with this object

@@ -38,6 +38,7 @@ MOST_HEADLINE_WORDS = 20
 WIDTH = 100  # columns of the text
 COUNT_NAMED = 6  # models that a sentence names
 FROM_TO = ("from", "to")
+CORRELATION = "mean correlation"
 Found = tuple[pd.DataFrame, int, str]  # heads, the row of one of them, and the reason to inspect it
 
 
@@ -69,6 +70,7 @@ class Answer:
     text: str
     badge: str
     title: str  # of the chart
+    axis: str  # its values, with their unit
     lines: tuple[Line, ...] = ()
     bars: tuple[Bar, ...] = ()
     share: bool = False  # whether the lines are shares of heads
@@ -280,7 +282,7 @@ class _Story:
             text += f" {population(own, kind)} have r_q {r_q}." if r_q != "–" else ""
         return Answer(
             "Which heads encode position?", text, "position-dominated heads",
-            f"Share of {self.who} that are position-dominated",
+            f"Share of {self.who} that are position-dominated", "share of heads",
             self._lines(**{POSITION_DOMINATED: "position-dominated"}), share=True,
         )  # fmt: skip
 
@@ -296,14 +298,14 @@ class _Story:
                 levels.append(f"{self.labels[name]}: r_q {r[0]}, r_k {r[1]}")
             text = f"Means over {self.who}. {'; '.join(levels)}."
             question = "How closely do queries and keys track position?"
-            return Answer(question, text, "native context length", title, lines)
+            return Answer(question, text, "native context length", title, CORRELATION, lines)
         at, names = self.stages
         entries = [self.entries[name] for name in names]
         where = "in pretraining, " if self.extended and len(self.pretraining) > 1 else ""
         subjects = {"r_q": f"{where}mean r_q of {self.who}", "r_k": "mean r_k"}
         courses = [describe_trend(at.panel, entries, m, who, number, self.part) for m, who in subjects.items()]
         badge = "equal context length" if at.common else "native context length"
-        return Answer("When did they learn it?", " ".join(courses), badge, title, lines)
+        return Answer("When did they learn it?", " ".join(courses), badge, title, CORRELATION, lines)
 
     # --- long context ---------------------------------------------------------------------------
 
@@ -334,6 +336,7 @@ class _Story:
         return Answer(
             "What did long-context training change?", text, "equal context length",
             f"Contributions to the change of mean r_q, {self.labels[before]} → {self.labels[until]}",
+            "change of mean r_q" if bars else CORRELATION,
             () if bars else self._lines(r_q="r_q"), bars, step=(before, until) if bars else None,
         )  # fmt: skip
 
@@ -368,7 +371,8 @@ class _Story:
             Bar(f"L{heads['layer'].iloc[i]} H{heads['head'].iloc[i]}", float(loss[i]), float(error[i]))
             for i in np.argsort(-loss)[:5]
         )
-        return Answer("Does it matter?", text, "ablation", "Loss increase of the five costliest heads", (), bars)
+        title = "Loss increase of the five costliest heads"
+        return Answer("Does it matter?", text, "ablation", title, "loss increase (nats per token)", (), bars)
 
     # --- heads ----------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def signed(value: float, decimals: int = 2) -> str:
 
 
 def span(low: float, high: float, decimals: int = 2) -> str:
-    """An interval, `−0.02 to +0.14`, with more decimals where an end would else look like 0 and is not."""
+    """An interval, `−0.02 to +0.14`, with more decimals where an end would be printed as 0 but is not."""
     for more in range(_MOST_DIGITS + 1):
         ends = [signed(end, decimals + more) for end in (low, high)]
         if all(text.strip("0.") or not end for text, end in zip(ends, (low, high), strict=True)):
@@ -97,11 +97,13 @@ def span(low: float, high: float, decimals: int = 2) -> str:
 
 
 def shown(fmt: Format, *values: float) -> list[str]:
-    """The numbers as text, with the fewest digits at which those that differ look different."""
-    apart = [(i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST]
+    """The numbers as text, with the fewest digits at which different numbers are printed differently."""
+    different = [
+        (i, j) for i, j in itertools.combinations(range(len(values)), 2) if abs(values[i] - values[j]) > SMALLEST
+    ]
     for extra in range(_MOST_DIGITS + 1):
         texts = [fmt(value, extra) for value in values]
-        if all(texts[i] != texts[j] for i, j in apart):
+        if all(texts[i] != texts[j] for i, j in different):
             break
     return texts
 

@@ -264,12 +264,24 @@ export function startChips(app) {
   return node;
 }
 
-// On which side the drawer opens: on the left where the right one would hide what was clicked or has the focus. Nothing
-// else on the page moves.
+// Where the drawer opens: on the left where the right side would hide what was clicked or has the focus. As a sheet over
+// the whole width of a small screen it comes from below or from above, as high as that leaves room. Nothing else on the
+// page moves.
+const CLEAR = 28; // pixels around what was clicked
 function placeDrawer(node, at) {
   const { width } = node.getBoundingClientRect();
-  node.classList.toggle("left", at !== null && at > window.innerWidth - width && at > width);
+  const sheet = width > 0.9 * window.innerWidth;
+  node.classList.toggle("left", !sheet && at !== null && at.x > window.innerWidth - width && at.x > width);
+  const [top, bottom] = ["--drawer-top", "--drawer-bottom"].map((name) => parseFloat(node.style.getPropertyValue(name)) || 0);
+  const [above, below] = at === null ? [0, window.innerHeight] : [at.y - CLEAR - top, window.innerHeight - bottom - at.y - CLEAR];
+  node.classList.toggle("above", sheet && above > below);
+  node.style.setProperty("--room", `${Math.max(above, below)}px`);
 }
+
+const middleOf = (target) => {
+  const { left, top, width, height } = target.getBoundingClientRect();
+  return { x: left + width / 2, y: top + height / 2 };
+};
 
 // The drawer takes the room below the bar, or above it where that is more: the controls of all views stay free.
 function besideBar(node) {
@@ -287,16 +299,13 @@ function besideBar(node) {
 
 // Where a reader acted last: the place of the pointer, or the middle of what has the focus.
 function watchActions() {
-  let x = null;
+  let at = null;
   const free = (target) => Boolean(target?.closest?.(".bar")); // the drawer never covers the bar
-  document.addEventListener("pointerdown", (event) => (x = free(event.target) ? null : event.clientX), { capture: true });
-  document.addEventListener("keydown", () => (x = null), { capture: true });
+  document.addEventListener("pointerdown", (event) => (at = free(event.target) ? null : { x: event.clientX, y: event.clientY }), { capture: true });
+  document.addEventListener("keydown", () => (at = null), { capture: true });
   return () => {
-    if (x !== null) return x;
     const active = document.activeElement;
-    if (!active || active === document.body || free(active)) return null;
-    const { left, width } = active.getBoundingClientRect();
-    return left + width / 2;
+    return at ?? (!active || active === document.body || free(active) ? null : middleOf(active));
   };
 }
 
@@ -332,6 +341,7 @@ export function headDrawer(app) {
       if (opens) {
         body.scrollTop = 0;
         node.hidden = false;
+        app.tooltip.hide();
         fit();
         placeDrawer(node, lastAction());
       }
@@ -347,9 +357,8 @@ export function headDrawer(app) {
   // What gets the focus by the keyboard must not be behind it.
   document.addEventListener("focusin", ({ target }) => {
     if (node.hidden || node.contains(target) || !target.matches?.(":focus-visible")) return;
-    const [one, drawer] = [target.getBoundingClientRect(), node.getBoundingClientRect()];
-    const middle = one.left + one.width / 2;
-    if (middle > drawer.left && middle < drawer.right) node.classList.toggle("left");
+    const [at, { left, right, top: high, bottom: low }] = [middleOf(target), node.getBoundingClientRect()];
+    if (at.x > left && at.x < right && (right - left < 0.9 * window.innerWidth || (at.y > high && at.y < low))) placeDrawer(node, at);
   });
   draw();
   return { node };

@@ -10,7 +10,7 @@ import { categoryColour } from "./colours.js";
 import { scale } from "./axis.js";
 
 const TEXT = 10.5;
-const [WIDE, TALL] = [350, 178];
+const [WIDE, TALL] = [350, 196];
 const SORTS = {
   both: ["Both track position", "Later tokens have larger projections, in queries and in keys."],
   against: ["Keys track it in reverse", "Later queries have larger projections, later keys smaller ones."],
@@ -36,9 +36,15 @@ function colourOf(g, measure) {
   return (category && categoryColour(category, g.theme)) ?? { r_q: colours.blue, r_k: colours.red }[measure] ?? g.theme.ink;
 }
 
+// What is on an axis: values next to it or below it, in one line.
+function nameAxis(g, frame, text, vertical) {
+  const [x, y] = vertical ? [11, (frame.top + frame.bottom) / 2] : [(frame.left + frame.right) / 2, g.height - 4];
+  g.pen.text(text, x, y, { size: TEXT, anchor: "middle", rotate: vertical ? -90 : 0, fill: g.theme.muted });
+}
+
 // The measures by their colours, in one line above the drawing; one measure is named by the title.
 function drawLegend(g, lines) {
-  let at = 40;
+  let at = 52;
   const named = lines.filter(({ common }) => !common);
   for (const { label, measure } of named.length > 1 ? named : []) {
     g.pen.circle(at + 3, 9, 3, { fill: colourOf(g, measure) });
@@ -66,7 +72,7 @@ function drawLines(g, finding) {
   const around = lines.flatMap(({ means, errors }) => means.flatMap((mean, i) => [mean - (errors[i] || 0), mean + (errors[i] || 0)]));
   const axis = axisOf(extent(around), finding.share ? [0, 1] : [-1, 1], { zero: true, parts: 3 });
   const count = lines[0].means.length;
-  const frame = { left: 40, right: g.width - 8, top: 24, bottom: g.height - 22 };
+  const frame = { left: 52, right: g.width - 8, top: 24, bottom: g.height - 38 };
   const x = (i) => (count < 2 ? (frame.left + frame.right) / 2 : frame.left + 6 + (i * (frame.right - frame.left - 12)) / (count - 1));
   const y = scale([axis.low, axis.high], [frame.bottom, frame.top]);
   for (const tick of axis.ticks) {
@@ -83,6 +89,8 @@ function drawLines(g, finding) {
   }
   drawLegend(g, lines);
   drawNames(g, frame, x, count);
+  nameAxis(g, frame, finding.axis, true);
+  nameAxis(g, frame, g.app.data.noun, false);
 }
 
 // Causes by their names (lenses/rope/steps.py): the colors of the waterfall and of the figures.
@@ -93,7 +101,7 @@ function drawBars(g, finding) {
   const bars = finding.bars.map((bar) => ({ ...bar, value: bar.value ?? NaN, error: bar.error ?? NaN }));
   const [low, high] = extent(bars.flatMap(({ value, error }) => [value - (error || 0), value + (error || 0), 0])) ?? [0, 1];
   const longest = Math.max(...bars.map(({ label }) => textWidth(label, TEXT + 0.5)));
-  const frame = { left: Math.min(g.width / 2, 12 + longest), right: g.width - 52, top: 10, bottom: g.height - 24 };
+  const frame = { left: Math.min(g.width / 2, 12 + longest), right: g.width - 52, top: 10, bottom: g.height - 36 };
   const x = scale(low === high ? [0, 1] : [low, high], [frame.left, frame.right]);
   const down = (frame.bottom - frame.top) / bars.length;
   bars.forEach(({ label, value, error }, i) => {
@@ -106,6 +114,7 @@ function drawBars(g, finding) {
   });
   g.pen.line([[x(0), frame.top], [x(0), frame.bottom]], { stroke: g.theme.line });
   g.pen.text("0", x(0), frame.bottom + 14, { size: TEXT, anchor: "middle", fill: g.theme.muted });
+  nameAxis(g, frame, finding.axis, false);
 }
 
 function findingNode(app, finding) {

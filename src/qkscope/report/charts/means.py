@@ -21,7 +21,7 @@ from qkscope.lenses.kind_of_layer import EVERY_KIND, part_of, unusual_layers
 from qkscope.lenses.views import Results, WindowView, named_entries
 from qkscope.report.charts import layout
 
-ASIDE = 0.09  # where no line joins checkpoints, measures stand next to each other
+ASIDE = 0.09  # between measures, where no line joins checkpoints
 DOTS_ASIDE = 0.24  # between the dots of two measures
 MOST_DOTS = 20_000  # in all; more would be a haze
 COMMON_ASIDE = 0.16  # and the common window a little to the right
@@ -81,7 +81,7 @@ def draw_panel(axes: Axes, tables: Results, panel: Panel, kind: str = EVERY_KIND
     for place, (measure, color) in enumerate(zip(measures, layout.colors_of(measures), strict=True)):
         name, marker = measure.name, layout.MARKERS[place % len(layout.MARKERS)]
         x = np.arange(len(native)) + (0.0 if joined else ASIDE * (place - (len(measures) - 1) / 2))
-        # The spread of an indicator's 0 and 1 over heads says nothing.
+        # The SD of an indicator's 0 and 1 over heads follows from its mean.
         rows = native.assign(**{f"{name}_std": 0.0}) if measure.kind == "indicator" else native
         draw_band_line(axes, rows, name, colour=color, marker=marker, label=measure.label, x=list(x), joined=joined)
         if common is not None:

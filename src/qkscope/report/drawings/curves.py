@@ -86,7 +86,7 @@ def _shown_checkpoints(at: WindowView, table: pd.DataFrame) -> list[str]:
 def _draw_length(
     axes: Axes, rows: pd.DataFrame, measure: str, native: float, color: tuple[float, ...], marker: str, label: str
 ) -> bool:
-    """One checkpoint over its windows; says whether errors are known."""
+    """One checkpoint over its windows; returns whether errors are known."""
     size = style.marker_size(len(rows))
     axes.plot(
         rows["window"], rows[measure], color=color, marker=marker, markersize=size, markerfacecolor="white",

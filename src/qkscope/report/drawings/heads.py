@@ -84,7 +84,7 @@ def draw_profile(tables: Results) -> Figure:
 
 
 def _draw_profile(axes: Axes, head: HeadProfile) -> bool:
-    """Queries and keys of one head; says whether errors are known."""
+    """Queries and keys of one head; returns whether errors are known."""
     rows = without_sink(head.rows)
     x = ((rows["start"] + rows["end"] - 1) / 2).to_numpy(dtype=float)
     known = False
