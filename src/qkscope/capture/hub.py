@@ -110,7 +110,6 @@ def download_weights(source: ModelSource) -> list[str]:
     what the Hub refuses, loading explains.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils import are_progress_bars_disabled
 
     index = weights_index(source)
     names = [SINGLE] if index is None else require_safe_index(index)
@@ -123,7 +122,8 @@ def download_weights(source: ModelSource) -> list[str]:
     except Exception:
         return names
     _require_room(source, sum(filter(None, sizes)))
-    in_notes = are_progress_bars_disabled() and threading.current_thread() is threading.main_thread()
+    bars: Any = import_module("huggingface_hub.utils")
+    in_notes = bars.are_progress_bars_disabled() and threading.current_thread() is threading.main_thread()
     bar = None
     if in_notes:  # another process, or the thread that fetches ahead, may be downloading it: then this waits
         warnings.warn(f"{source}: {byte_size(sum(filter(None, sizes)))} to download", QkscopeWarning, stacklevel=2)
