@@ -124,10 +124,10 @@ def compare(options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=4, help="rows of a step")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=2, help="rows of a step")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--documents", type=int, default=8, help="that are measured on")
+    parser.add_argument("--documents", type=int, default=4, help="that are measured on")
     parser.add_argument("--tokens", type=int, default=256, help="of each document")
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=2)

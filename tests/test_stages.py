@@ -19,7 +19,7 @@ PACKAGE = Path(qkscope.__file__).parent
 STAGES = [
     "data", "_version", "text", "errors", "foreign", "files", "processes", "layers", "kinds", "study", "documents",
     "moments", "capture", "validation", "results", "stats", "words", "draw", "lenses", "tables",
-    "validation.tables", "validation.plasticity", "validation.published", "validation.plasticity_table", "page",
+    "validation.tables", "validation.plasticity", "validation.plasticity_table", "page",
     "report", "compare", "share", "join", "run", "ablate", "cost", "demo", "api", "train", "cli", "__init__",
     "__main__",
 ]  # fmt: skip

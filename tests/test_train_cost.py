@@ -170,6 +170,10 @@ def test_the_share_covers_the_whole_run_after_a_resume(tmp_path, clock):
     probe = Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options)
     assert measured(2, 50, 5)["qkscope/cost_share"] == pytest.approx(15 / 150)
     assert probe.cost_share == pytest.approx(15 / 150)
+    made = probe.folder.write_tables
+    probe.folder.write_tables = lambda: (made(), setattr(clock, "now", clock.now + 3))
+    probe.finish()  # tables count, too
+    assert Probe(model, tokens(8, 32).tolist(), tmp_path / "out", **options).cost_share == pytest.approx(18 / 150)
 
 
 @pytest.mark.parametrize(

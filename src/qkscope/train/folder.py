@@ -172,7 +172,7 @@ class TrainingFolder:
         both = recorded[recorded["pc"] == 0].merge(now, on=["layer", "head"], suffixes=("", "_now"))
         return float(max((both[name].abs() - both[f"{name}_now"].abs()).abs().max() for name in ("r_q", "r_k")))
 
-    def write_tables(self, cost: Cost | None = None) -> bool:
+    def write_tables(self) -> bool:
         """Make the tables of all steps and their provenance; whether there was a step that they did not have."""
         from qkscope.tables.from_moments import write_results
 
@@ -193,20 +193,22 @@ class TrainingFolder:
             )  # fmt: skip
             with suppress(OSError):  # unless moments are kept
                 moments_folder(self.path).rmdir()
-        if cost is not None:
-            self._record.seconds = cost.seconds
-            _write_record(self.path, self._record)
         return True
 
-    def write_page(self, cost: Cost | None = None) -> None:
+    def write_page(self) -> None:
         """Bring tables, `report.html` and the tables behind it up to date."""
         from qkscope.report.write import write_report
 
         page, table = (results_file(self.path, name) for name in (REPORT_HTML, QK_CSV))
-        written = self.write_tables(cost)
+        written = self.write_tables()
         if written or not page.is_file() or page.stat().st_mtime < table.stat().st_mtime:
             with lock_folder(self.path):
                 write_report(self.path, figures=False)
+
+    def note_seconds(self, cost: Cost) -> None:
+        """Record where the time went so far: a resumed training counts on from there."""
+        self._record.seconds = cost.seconds
+        _write_record(self.path, self._record)
 
     # -- one step -----------------------------------------------------------------------------------------
 

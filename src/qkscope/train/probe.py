@@ -183,7 +183,8 @@ class Probe:
         """Make the tables, and the page if it is wanted, whatever that costs: the training has ended."""
         if self.folder is not None and self.folder.steps:
             with self._cost.counted("page"):
-                (self.folder.write_page if self.settings.page else self.folder.write_tables)(self._cost)
+                (self.folder.write_page if self.settings.page else self.folder.write_tables)()
+            self.folder.note_seconds(self._cost)
 
     def _open(self, out: Path) -> None:
         """The folder, with tables in detail as its steps have them, or where few steps will come."""

@@ -20,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkscope.errors import QkscopeError, first_line
+from qkscope.moments.host_sums import KindMoments
+from qkscope.moments.layout import Layout
+from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import Kind
 from qkscope.validation.layout import (
     TOKEN_COLUMN,
@@ -92,6 +95,21 @@ def vector_batches(scan: HeadScan) -> Iterator[tuple[Integers, NDArray[Any]]]:
                     vectors = _vectors(path, start, batch.column("vector"), scan.width)
                     yield _integers(path, batch.column("position"), "position"), vectors
                 start += batch.num_rows
+
+
+def head_sums(scan: HeadScan, layout: Layout) -> KindMoments:
+    """One head's sums, batch by batch."""
+    import torch
+
+    from qkscope.moments.running_sums import RunningSums, Scratch
+
+    kind = scan.name.kind
+    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch()
+    for position, stored in vector_batches(scan):
+        # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
+        vectors = torch.from_numpy(stored.astype(np.float64))[None, None]
+        running.add({kind: vectors}, BatchPlacement(layout, position[None], (0,)), scratch)
+    return running.to_host()[kind]
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from qkscope.errors import InputError, QkscopeWarning, first_line, located
@@ -33,7 +32,6 @@ from qkscope.lenses.sums import layer_sums
 from qkscope.moments.host_sums import KindMoments, concatenate_kind
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
-from qkscope.moments.placement import BatchPlacement
 from qkscope.moments.second_moments import KINDS, Kind
 from qkscope.results.csv_files import csv_text, write_csv
 from qkscope.results.folder import head_table_path
@@ -47,7 +45,7 @@ from qkscope.tables.from_moments import Listener
 from qkscope.tables.outdated import remove_outdated
 from qkscope.text import counted
 from qkscope.validation.layout import HeadName, VectorFolders, VectorsError, find_vectors, stored_sample
-from qkscope.validation.scan import HeadScan, scan_tokens, vector_batches
+from qkscope.validation.scan import HeadScan, head_sums, scan_tokens
 
 BUCKETS = 16  # of the context; windows that are asked for end at one of their edges
 MARGIN = 3  # head folders by which any other group size must fail: one or two could be lost files
@@ -235,7 +233,7 @@ class VectorDataset:
             sums: dict[Kind, KindMoments] = {}
             for kind, count in zip(KINDS, (facts.q_heads, facts.kv_heads), strict=True):
                 scans = {head: self.scans[HeadName(layer, head, kind)] for head in heads[kind]}
-                present = {head: _head_sums(scan, self.layout) for head, scan in scans.items()}
+                present = {head: head_sums(scan, self.layout) for head, scan in scans.items()}
                 absent = deepcopy(next(iter(present.values())))  # of heads that are not there: no tokens
                 for array in (*vars(absent.buckets).values(), *vars(absent.crossed).values(), absent.groups):
                     array[...] = 0
@@ -374,18 +372,3 @@ def _layer_facts(
     kv_heads, window = max(pairs.values()) + 1, first.sliding_window
     attention: AttentionKind = "full" if window is None else "sliding"
     return LayerFacts(layer, kv_heads * size, kv_heads, first.width, attention=attention, attention_window=window)
-
-
-def _head_sums(scan: HeadScan, layout: Layout) -> KindMoments:
-    """One head's sums, batch by batch."""
-    import torch
-
-    from qkscope.moments.running_sums import RunningSums, Scratch
-
-    kind = scan.name.kind
-    running, scratch = RunningSums(layout, {kind: 1}, scan.width, torch.device("cpu")), Scratch()
-    for position, stored in vector_batches(scan):
-        # Stored vectors cost no forward pass, so float64 products: (1 row, 1 head, tokens, width).
-        vectors = torch.from_numpy(stored.astype(np.float64))[None, None]
-        running.add({kind: vectors}, BatchPlacement(layout, position[None], (0,)), scratch)
-    return running.to_host()[kind]
