@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-import qkscope
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.foreign import parse_json, read_bytes
@@ -89,7 +88,7 @@ def hash_of(*facts: Any) -> str:
 
 @cache
 def _code() -> str:
-    files = sorted(Path(qkscope.__file__).parent.rglob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
