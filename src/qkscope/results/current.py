@@ -14,14 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-import qkscope
 from qkscope.errors import InputError
 from qkscope.files import write_text
 from qkscope.foreign import parse_json, read_bytes
 from qkscope.results.folder import CURRENT_JSON, PROVENANCE_JSON, TABLE, entries, head_table_path, results_file
-from qkscope.results.provenance import environment
+from qkscope.results.provenance import StrictRecord, environment
 
 SCHEMA = 1
 LARGEST = 256 * 2**20  # bytes; ten thousand checkpoints have about 20 MB
@@ -29,11 +28,7 @@ LARGEST = 256 * 2**20  # bytes; ten thousand checkpoints have about 20 MB
 Span = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CurrentPart(_Strict):
+class CurrentPart(StrictRecord):
     """A checkpoint's rows: a hash of what they depend on, and by table their bytes in CSV or row groups in Parquet."""
 
     key: str
@@ -41,7 +36,7 @@ class CurrentPart(_Strict):
     rows: dict[str, Span]
 
 
-class RunInputs(_Strict):
+class RunInputs(StrictRecord):
     """A whole run: a hash of its inputs, the names of its documents' tokens, and the states of its moments."""
 
     inputs: str
@@ -49,7 +44,7 @@ class RunInputs(_Strict):
     moments: dict[str, Span]
 
 
-class Current(_Strict):
+class Current(StrictRecord):
     """The record in a results folder."""
 
     schema_: Annotated[int, Field(alias="schema")] = SCHEMA
@@ -71,8 +66,7 @@ class Current(_Strict):
 def read_current(folder: Path) -> Current | None:
     """The record of a results folder; None where there is none, or where a file is not as it was."""
     try:
-        found = parse_json(read_bytes(results_file(folder, CURRENT_JSON), LARGEST))
-        current = Current.model_validate(found)
+        current = Current.model_validate(parse_json(read_bytes(results_file(folder, CURRENT_JSON), LARGEST)))
         states = {head_table_path(folder, name): was for name, was in current.files.items()}
         states[results_file(folder, PROVENANCE_JSON)] = current.provenance
         unchanged = all(file_state(path) == was for path, was in states.items())
@@ -94,7 +88,7 @@ def hash_of(*facts: Any) -> str:
 
 @cache
 def _code() -> str:
-    files = sorted(Path(qkscope.__file__).parent.rglob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

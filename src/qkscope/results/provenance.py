@@ -86,7 +86,8 @@ def _amount(amount: int | float) -> int | float | None:
 def _tokens(value: Any, check: Check, info: pydantic.ValidationInfo) -> int | None:
     """A whole number of tokens; in a file that is read, None for anything else."""
     if info.context != _READING:
-        return check(value)
+        checked: int | None = check(value)
+        return checked
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if number and 0 <= value <= LONGEST else None
 
@@ -298,9 +299,13 @@ def shared_attention(records: Sequence[CheckpointRecord]) -> list[str]:
 # -- checkpoints that were left out ---------------------------------------------------------------------------
 
 
-class _LeftOut(pydantic.BaseModel):
+class StrictRecord(pydantic.BaseModel):
+    """A part of a file of ours that is used as it is stated, or not at all."""
+
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
+
+class _LeftOut(StrictRecord):
     checkpoints: dict[Name, Annotated[str, pydantic.Field(max_length=LONGEST_REASON)]]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from qkscope.errors import InputError, MomentsFileError, located
 from qkscope.files import write_bytes, write_text
@@ -19,7 +19,7 @@ from qkscope.foreign import Missing, Unreadable, parse_json, read_bytes
 from qkscope.moments.file import read_provenance
 from qkscope.results import folder as layout
 from qkscope.results.lock import LockHolder, is_locked, read_holder
-from qkscope.results.provenance import CheckpointRecord, read_left_out
+from qkscope.results.provenance import CheckpointRecord, StrictRecord, read_left_out
 from qkscope.run.checkpoint_plan import CheckpointPlan
 from qkscope.run.finished import orphan_notes, read_judgement
 from qkscope.run.plan import Plan
@@ -34,18 +34,14 @@ PlannedCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Fingerprint = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
-class _StrictRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ShardRecord(_StrictRecord):
+class ShardRecord(StrictRecord):
     """One shard: its size, and the fingerprint that its file must have."""
 
     documents: PlannedCount
     fingerprint: Fingerprint
 
 
-class PlannedCheckpoint(_StrictRecord):
+class PlannedCheckpoint(StrictRecord):
     """One checkpoint of the plan."""
 
     name: Name
@@ -54,7 +50,7 @@ class PlannedCheckpoint(_StrictRecord):
     shards: list[ShardRecord]
 
 
-class PlanRecord(_StrictRecord):
+class PlanRecord(StrictRecord):
     """A whole plan."""
 
     schema_: Annotated[int, Field(alias="schema")]

@@ -51,12 +51,12 @@ class CurrentTables:
 
     def part(self, name: str, key: str | None) -> TablePart | None:
         """A checkpoint's rows in the tables that are there, if they are of that key."""
-        found = self.record.parts.get(name) if self.record is not None and key is not None else None
-        if found is None or found.key != key or name not in self._origins or not set(found.rows) <= set(self._files):
+        stored = self.record.parts.get(name) if self.record is not None and key is not None else None
+        if stored is None or stored.key != key or name not in self._origins or not set(stored.rows) <= set(self._files):
             return None
-        spans = {table: (start, end) for table, (start, end) in found.rows.items()}
+        spans = {table: (start, end) for table, (start, end) in stored.rows.items()}
         files, headers = ({table: known[table] for table in spans} for known in (self._files, self._headers))
-        return TablePart(self.folder, spans, headers, self._origins[name], found.window, files, key)
+        return TablePart(self.folder, spans, headers, self._origins[name], stored.window, files, key)
 
     def remember(
         self, key: str | None, parts: Mapping[str, TablePart], tables: Mapping[str, Path], others: Sequence[Path]
