@@ -93,7 +93,8 @@ def test_uneven_buckets_and_an_extra_edge():
     assert layout.edges == (0, 3, 7, 11, 13, 15, 18, 22, 26, 30)  # floor(i * 30 / 8), and 13
     q, k = vectors(2, 30)
     found = moments_of(q, k, layout).window(0, "k", 13).statistics(layout.scale)
-    assert_statistics(found, 0, k[:, 0, :13].reshape(-1, 6), np.tile(np.arange(13.0), 2))
+    # It ends inside a segment, where buckets are float32.
+    assert_statistics(found, 0, k[:, 0, :13].reshape(-1, 6), np.tile(np.arange(13.0), 2), tolerance=1e-7)
 
 
 def test_buckets_wider_than_a_piece(monkeypatch):

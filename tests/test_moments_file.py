@@ -368,7 +368,7 @@ def summed(rng, size=(6, 32)):
 
 
 def squares_of(arrays, kind="q"):
-    """The sums of squares of each coordinate, in units of 1: the diagonal of a packed triangle of width 4 is 0, 4, 7, 9.
+    """Packed squares of segments, in units of 1, and where a triangle of width 4 has its diagonal.
 
     There are three segments: the first bucket, the second, and the last two.
     """
@@ -388,6 +388,7 @@ def negative_products(arrays):
     squares, diagonal = squares_of(arrays, "k")
     roots = np.sqrt(squares[..., diagonal])
     rows, columns = np.triu_indices(4)
+    arrays["0.k.buckets.xx"][:] = 0  # the share of their segment
     squares[:] = roots[..., rows] * roots[..., columns] * np.where(rows == columns, 1, -0.9)
     arrays["0.k.buckets.x"][:] = 0
     arrays["0.k.buckets.xu"][:] = 0

@@ -248,7 +248,7 @@ def test_a_layer_starts_few_kernels_and_waits_for_none(context, rows):
     with Launches() as seen:
         moments.add(0, q, k)
     assert seen.waits == []
-    assert len(seen.launches) <= 30, seen.launches
+    assert len(seen.launches) <= 31, seen.launches
 
 
 def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
@@ -346,7 +346,7 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
     with Live() as second:
         moments.add(0, q, k)
     assert second.waits == []
-    assert len(second.launches) <= 35, second.launches  # 30, or 35 where heads are centred in two chunks
+    assert len(second.launches) <= 36, second.launches  # 31, or 36 where heads are centred in two chunks
     said = workspace_bytes(layout, facts, rows * context)
     assert first.peak <= sums + said
     assert first.peak >= 0.6 * (sums + said)  # a bound that says nothing would be none

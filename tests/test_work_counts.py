@@ -93,17 +93,16 @@ def test_products_do_three_quarters_of_the_square(warm):
     done = sum(count for of, count in by_product.items() if of.__name__ in ("bmm", "baddbmm"))
     square = 2 * HEADS * CONTEXT * WIDTH * WIDTH
     # By hand: (32 + 2) x 64 + 32 x 32 = 3200 multiplications per token and head, against 64 x 64 = 4096.
-    assert square * 3200 // 4096 <= done < 1.04 * square * 3200 // 4096  # buckets are added up to segments, too
+    assert square * 3200 // 4096 <= done < 1.05 * square * 3200 // 4096  # buckets are added up to segments, too
 
 
 def test_memory_allocated_per_layer_does_not_hold_the_vectors(warm):
-    """Vectors, products, their float64 copy and sums have their places; what is allocated is one group's sums."""
+    """Vectors, products and sums have their places; what is allocated are packed triangles of the batch's buckets."""
     q, k = activations()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         warm.add(0, q, k)
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in found.events())
-    of_one_group = HEADS * 3200
-    assert allocated <= 3 * 8 * of_one_group + 300_000
+    assert allocated <= 2.2 * 4 * HEADS * 16 * (WIDTH * (WIDTH + 1) // 2)
 
 
 def kept_bytes(moments, q, k, times=1):

@@ -204,12 +204,12 @@ class RunningSums:
             torch.sub(corrected, total - target, out=carry)
             target.copy_(total)
         self.crossed[:, group, buckets].add_(firsts)
-        triangles, squares = triangles.to(torch.float32), segments.to(torch.float32)  # as they are, but for float64
-        targets = [(self.buckets[:, at.slots], at.others, triangles)]
-        targets += [(self.groups[:, group], at.spans, squares)] if group < self.groups.shape[1] else []
-        for target, members, parts in targets:
-            if members.numel():
-                torch.baddbmm(target, members.expand(len(parts), -1, -1), parts, out=target)
+        if len(at.others):
+            self.buckets[:, at.slots].add_(triangles.index_select(1, at.others))
+        squares = segments.to(torch.float32)
+        if group < self.groups.shape[1]:
+            target = self.groups[:, group]
+            torch.baddbmm(target, at.spans.expand(len(squares), -1, -1), squares, out=target)
         if self.directions is None or not self.layout.sketch_spans:
             return
         squares = squares.index_select(1, at.sketched)
@@ -308,10 +308,10 @@ class _Places:
     triangle: Tensor  # the entries of a packed triangle, in Σaaᵀ followed by Σbxᵀ, both flat
     square: Tensor  # the entries of a full square, in a packed triangle
     diagonal: Tensor  # 1 where a packed triangle has its diagonal
-    sketched: Tensor  # the segments of which there are sketches
     segments: Tensor  # (segments, buckets): 1 where a bucket lies in a segment
     spans: Tensor  # (spans, segments): 1 where a segment lies in a span
-    others: Tensor  # (others, buckets): 1 where a bucket is one that is not the last of its segment,
+    sketched: Tensor  # the segments of which there are sketches
+    others: Tensor  # the buckets that are not the last of their segment,
     slots: slice  # and where these lie among all such
 
     @classmethod
@@ -328,11 +328,12 @@ class _Places:
             (rows == columns),
             (starts <= buckets) & (buckets < stops),
             (ends[:, 0] <= starts[:, 0]) & (starts[:, 0] < ends[:, 1]),
-            np.array(layout.others[slots], dtype=np.intp)[:, None] == buckets,
         )
-        diagonal, segments, spans, others = (torch.from_numpy(each).to(device, torch.float32) for each in weights)
-        sketched = torch.tensor([layout.segments.index(span) for span in layout.sketch_spans], dtype=torch.int64)
-        return cls(places, full, diagonal, sketched.to(device), segments, spans, others, slots)
+        diagonal, segments, spans = (torch.from_numpy(each).to(device, torch.float32) for each in weights)
+        sketched = [layout.segments.index(span) for span in layout.sketch_spans]
+        others = [bucket - first for bucket in layout.others[slots]]
+        chosen = (torch.tensor(each, dtype=torch.int64, device=device) for each in (sketched, others))
+        return cls(places, full, diagonal, segments, spans, *chosen, slots)
 
 
 Way = Literal["host", "device"]
