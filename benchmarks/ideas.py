@@ -16,7 +16,7 @@ from common import WORK, document_ids, layout_of, load_model, one_document_batch
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position import qk_table
-from qkscope.moments import arithmetic, first_batch
+from qkscope.moments import first_batch
 from qkscope.moments.moments import Moments
 
 HEADS, BUCKETS, TOKENS, WIDTH = 12, 16, 128, 64  # one layer of SmolLM2-135M, 2048 tokens
@@ -148,8 +148,7 @@ def tap() -> None:
     whole = replace(not_at_rest, edges=(0, *not_at_rest.edges[2:]))  # position 0 among the others
     later[whole] = Moments(whole, facts)
     for moments in later.values():
-        while moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
-            document(moments)
+        document(moments)
     compare(
         "one document's 30 layers",
         {
@@ -202,14 +201,8 @@ def accuracy() -> None:
         print(what, ", ".join(f"{name} {value:.1e}" for name, value in off.items()))
 
     exact = table(torch.float64)
-    for start in (arithmetic.FLOAT64_TOKENS, 0):
-        for block in (16, 32, 64, 128):
-            arithmetic.FLOAT64_TOKENS, arithmetic.BLOCK_TOKENS = start, block
-            show(f"first {start} tokens float64, then blocks of {block}:", table(torch.float32))
-    arithmetic.FLOAT64_TOKENS, arithmetic.BLOCK_TOKENS, arithmetic.BLOCKS_IN_FLOAT32 = 0, 32, 64
     for together in (1, 2, 4):
-        found = table(torch.float32, together)
-        show(f"no float64 start, blocks of 32, {together} documents added up in float32:", found)
+        show(f"float32 products, {together} documents in a batch:", table(torch.float32, together))
 
 
 def thread() -> None:

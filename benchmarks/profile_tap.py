@@ -12,7 +12,6 @@ from common import layout_of
 from torch.profiler import ProfilerActivity, profile
 
 from qkscope.layers import LayerFacts, Rotation
-from qkscope.moments import arithmetic
 from qkscope.moments.moments import Moments
 
 
@@ -41,7 +40,7 @@ def main() -> None:
 
     def started(layout):
         moments = Moments(layout, facts)
-        while not options.first and moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
+        if not options.first:
             one_document(moments)
         return moments
 

@@ -15,7 +15,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, SmolLM3Config
 from qkscope.capture.blueprint import blueprint
 from qkscope.cli.describe import cost_rows, duration, limit_lines, scaled
 from qkscope.cost import ADVICE, CheckpointWork, Cluster, Estimate, estimate, hub_work
-from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
+from qkscope.moments.arithmetic import NARROW
 from qkscope.moments.layout import capture_layout
 from qkscope.moments.sizes import default_groups, predict_sizes
 from qkscope.study.schema import Study
@@ -191,20 +191,21 @@ An engine is a module in `src/qkscope/run/engines` with a class `<Name>Engine`; 
 
 ## Formulas
 
-L layers, h query and g KV heads of width d, context T, n documents, B buckets, G groups, W = 2 if the common window
-is shorter than the context, else 1, p = d(d + 1)/2. Sketches keep m = 4 directions per head (8 per shared KV head)
-over S spans: position 0, and between doublings, except the last part of each of the W spans; before RoPE, s = 2
-directions per head over the W spans. Sums do not depend on the number of tokens.
+L layers, h query and g KV heads of width d, context T, n documents, B buckets in C segments (position 0, and between
+windows), G groups, W = 2 if the common window is shorter than the context, else 1, p = d(d + 1)/2,
+N = B - C + (G - 1) · W. Sketches keep m = 4 directions per head (8 per shared KV head) over S spans: position 0, and
+between doublings, except the last part of each of the W spans; before RoPE, s = 2 directions per head over the W spans.
+Sums do not depend on the number of tokens.
 
 | quantity | formula |
 |---|---|
 | matrices | 2 · P · n · T FLOPs; P: parameters without embeddings, routed experts as visited |
 | attention | 4 · h · d · (pairs the mask allows) FLOPs per layer and document; full causal: T(T+1)/2 pairs |
 | sums | 2 · (h + g) · d · (d + 1) FLOPs per layer and token at most; {precision} |
-| sums, memory | 8 · (B · (3/4 · d² + 2 · d) + d) + 4 · ((G - 1) · W · 3/4 · d² + 2 · G · B · d) bytes per head |
+| sums, memory | 8 · (C · p + 2 · B · d + d) + 4 · (N · p + 2 · G · B · d) bytes per head |
 | sketches, memory | 4 · (m · d + G · S · (m · d + 1)) bytes per head |
 | before RoPE, memory | 4 · (d² + B · G · d + d + s · d · (1 + G · W) + G · W) bytes per head |
-| moments file | 8 · (d + 3 · B · G + B · (p + 2 · d)) + 2 · G · W · (p + 2) + 4 · B · G · (d + 2) bytes per head |
+| moments file | 8 · (d + 3 · B · G + 2 · B · d) + (4 · C + 2 · N) · (p + 2) + 4 · B · G · (d + 2) bytes per head |
 | sketches, file | 4 · (m · d + G · S) + 2 · G · S · m · (d + 2) bytes per head |
 | before RoPE, file | 4 · (p + B · (d + G) + (2 + s) · d) + 2 · G · (B · d + W · (s · (d + 2) + 2)) bytes per head |
 | disk at most | moments files, shards of as many checkpoints as workers, downloads |
@@ -248,10 +249,7 @@ def assumptions() -> str:
 
 
 def precision() -> str:
-    return (
-        f"in float64 for the first {FLOAT64_TOKENS} tokens of each shard and for heads narrower than {NARROW}, else in "
-        "float32"
-    )
+    return f"in float64 for heads narrower than {NARROW}, else in float32"
 
 
 def longest(works: list[CheckpointWork]) -> str:

@@ -32,7 +32,6 @@ from whole_run import whole_run
 from qkscope.capture.collect import collect_moments
 from qkscope.layers import LayerFacts, Rotation
 from qkscope.lenses.position import qk_table
-from qkscope.moments import arithmetic
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 
@@ -106,7 +105,7 @@ def halves_rotation(width: int) -> Rotation:
 def past_the_start(layout: Layout, facts: list[LayerFacts], q: Tensor, k: Tensor) -> Moments:
     """Moments whose products are float32 from now on, workspace in place."""
     moments = Moments(layout, facts)
-    while moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
+    for _ in range(2):
         moments.add(0, q, k)
     return moments
 

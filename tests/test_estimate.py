@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from families import tiny, tokens
@@ -37,7 +35,6 @@ from qkscope.cost import (
 from qkscope.errors import InputError
 from qkscope.layers import LayerFacts
 from qkscope.moments.layout import Layout, bucket_edges, capture_layout
-from qkscope.moments.placement import PIECE_TOKENS
 from qkscope.moments.running_sums import RunningSums
 from qkscope.moments.sizes import predict_sizes
 from qkscope.results.folder import shard_path
@@ -80,37 +77,36 @@ def test_flops_by_hand():
     # Of 4 positions one is skipped and of the others half are sampled: 1.5 tokens for each of 4 documents.
     sampled = work(layout=Layout((0, 2, 4), 1, skip_positions=1, rate=0.5))
     assert flops_of(sampled).sums64 == 40 * 3 * 2 * 6
-    # 64 wide: of shards of 8192 and 2048 tokens the first 4096 and all are float64; 64 x 65 x 2 FLOPs for 3 heads.
+    # 64 wide: 64 x 65 x 2 FLOPs in float32 for 3 heads and 5 documents of 2048 tokens.
     wide = flops_of(work((4, 1), 2048, layers=(LayerFacts(0, 2, 1, 64),)))
-    assert (wide.sums32, wide.sums64) == (8320 * 3 * 4096, 8320 * 3 * (4096 + 2048))
+    assert (wide.sums32, wide.sums64) == (8320 * 3 * 5 * 2048, 0)
 
 
 def test_bytes_by_hand():
-    # Memory, 2 x 3 heads: 8 bytes x (2 buckets x 20, and 4 for the pivot). The 20: of the 4 x 4 products the lower
-    # half (2 x 4) and the upper left corner (2 x 2), and two rows of 4 for sums. 4 bytes x the group's two rows of 4
-    # in each bucket; the squares of the only group are those of the buckets.
-    assert work().sizes.memory == 2 * 3 * (8 * (2 * 20 + 4) + 4 * 2 * 8) == 2496
-    # File: 8 bytes x (10 + 8 numbers per bucket, 3 counts per bucket and group, 4 for the pivot); 2 bytes x (10
-    # products and 8 sums per bucket of the group) and a scale of 4 bytes for each of these vectors; documents.
-    assert work().sizes.file == 2 * 3 * (8 * (2 * 18 + 2 * 3 + 4) + 2 * (10 + 2 * 8) + 4 * (1 + 2 * 2)) + 2 * 8 == 2656
+    # Memory, 2 x 3 heads: 8 bytes x (2 segments of 10 squares, 2 buckets with two rows of 4 sums, 4 for the pivot). 4
+    # bytes x the group's two rows of 4 in each bucket; the squares of the only group are those of the segments.
+    assert work().sizes.memory == 2 * 3 * (8 * (2 * 10 + 2 * 8 + 4) + 4 * 2 * 8) == 2304
+    # File: 8 bytes x (8 numbers per bucket, 3 counts per bucket and group, 4 for the pivot, a scale per segment); 4
+    # bytes x 10 squares per segment; 2 bytes x 8 sums per bucket of the group and two scales of 4 bytes; documents.
+    assert work().sizes.file == 2 * 3 * (8 * (2 * 8 + 2 * 3 + 4 + 2) + 4 * 20 + 2 * (2 * 8 + 2 * 4)) + 2 * 8 == 2128
     one, two = device_memory(work(), 1), device_memory(work(), 2)
-    assert (one.weights, one.sums) == (1000 * 2, 2496)
-    assert (two.weights, two.sums) == ((200 + 400) * 2, 1248)  # the embedding is on the first device
+    assert (one.weights, one.sums) == (1000 * 2, 2304)
+    assert (two.weights, two.sums) == ((200 + 400) * 2, 1152)  # the embedding is on the first device
 
 
 def test_disk_and_network_by_hand():
     works = [work(), work(source="other", stored=5000)]
     found = estimate(works, Cluster(devices=1))
-    assert found.disk.moments == 2 * 2656
-    assert found.disk.shards == 2 * 2656  # the two shards of one checkpoint
+    assert found.disk.moments == 2 * 2128
+    assert found.disk.shards == 2 * 2128  # the two shards of one checkpoint
     assert found.disk.weights == found.downloaded == 7400
-    assert found.saved == 2 * 2656 * 6  # per checkpoint 2 shards and the sum are written and read
+    assert found.saved == 2 * 2128 * 6  # per checkpoint 2 shards and the sum are written and read
     three = [*works, work(source="third", stored=1000)]
     assert estimate(three, Cluster(devices=1, evict=True)).disk.weights == 7400  # one at work, the next fetched ahead
-    assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2656
+    assert estimate(works, Cluster(devices=2)).disk.shards == 4 * 2128
     assert estimate([work(), work()], Cluster(devices=1)).downloaded == 2400  # one commit with two contexts
     single = estimate([work((4,))], Cluster(devices=1))
-    assert (single.disk.shards, single.saved) == (0, 2 * 2656)  # written as the whole, read for the tables
+    assert (single.disk.shards, single.saved) == (0, 2 * 2128)  # written as the whole, read for the tables
     assert estimate([work(remote=False)], Cluster()).downloaded == 0
 
 
@@ -213,34 +209,6 @@ def test_flops_of_the_sums_are_bounded_by_the_estimate(kind, monkeypatch):
     counted = whole.get_total_flops() - forward.get_total_flops()
     _, _, *sums = flops_of(planned)
     assert sum(sums) / 2.5 <= counted <= sum(sums)
-
-
-class ProductsByType(TorchDispatchMode):
-    """FLOPs of the sums' products, which are the only ones that are written into memory of ours, by precision."""
-
-    def __init__(self):
-        super().__init__()
-        self.flops = Counter()
-
-    def __torch_dispatch__(self, function, types, given=(), named=None):
-        if function in (torch.ops.aten.bmm.out, torch.ops.aten.baddbmm.out):
-            left, right = given[-2:]
-            self.flops[left.dtype] += 2 * left.shape[0] * left.shape[1] * left.shape[2] * right.shape[2]
-        return function(*given, **(named or {}))
-
-
-def test_the_share_of_float64_products_is_that_of_a_real_shard():
-    """Two documents of 4096 tokens: float64 ends with a piece of at most 2048 of the 8192 tokens."""
-    model = tiny("llama", head_dim=32, num_hidden_layers=1, max_position_embeddings=4096)
-    layout = Layout(bucket_edges(4096, 4), 1)
-    _, _, sums32, sums64 = flops_of(real_work(model, 4096, 2, layout=layout))
-    planned = sums64 / (sums32 + sums64)
-    batch = make_batch(list(tokens(2, 4096).numpy()), [0, 0], list("ab"), [0, 1])
-    with ProductsByType() as real:
-        collect_moments(model, [batch], layout)
-    assert set(real.flops) == {torch.float32, torch.float64}
-    share = real.flops[torch.float64] / real.flops.total()
-    assert planned <= share <= planned + PIECE_TOKENS / 8192
 
 
 def test_memory_of_the_sums_is_that_of_their_tensors(monkeypatch):
@@ -504,7 +472,8 @@ def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common)
     layout = capture_layout(65536, buckets=16, groups=8, common=common)
     letters = {"B": layout.buckets, "G": layout.groups, "d": width, "p": width * (width + 1) / 2}
     letters |= {"W": 2 if common < 65536 else 1, "S": len(layout.sketch_spans), "m": layout.sketched}
-    letters["s"] = layout.unrotated_sketched
+    letters |= {"s": layout.unrotated_sketched, "C": len(layout.segments)}
+    letters["N"] = layout.buckets - letters["C"] + (layout.groups - 1) * letters["W"]
     memory, memory_sketches, memory_before, file, file_sketches, file_before = (
         eval(formula.replace("·", "*").replace("²", "**2"), {}, letters) for formula in formulas
     )

@@ -93,7 +93,8 @@ def test_uneven_buckets_and_an_extra_edge():
     assert layout.edges == (0, 3, 7, 11, 13, 15, 18, 22, 26, 30)  # floor(i * 30 / 8), and 13
     q, k = vectors(2, 30)
     found = moments_of(q, k, layout).window(0, "k", 13).statistics(layout.scale)
-    assert_statistics(found, 0, k[:, 0, :13].reshape(-1, 6), np.tile(np.arange(13.0), 2))
+    # It ends inside a segment, where buckets are float32.
+    assert_statistics(found, 0, k[:, 0, :13].reshape(-1, 6), np.tile(np.arange(13.0), 2), tolerance=1e-7)
 
 
 def test_buckets_wider_than_a_piece(monkeypatch):
@@ -129,9 +130,8 @@ def wide(rows, tokens, mean, width=64):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mean", [0.0, 100.0, 1000.0])
-def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
-    """1500 tokens in one bucket: products of 32 tokens, with several additions in float64."""
-    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
+def test_float32_products_lose_nothing_that_counts(dtype, mean):
+    """1500 tokens in one bucket, multiplied at once."""
     layout = Layout((0, 1500), groups=1)
     q = wide(2, 1500, mean).to(dtype)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
@@ -140,35 +140,13 @@ def test_float32_products_lose_nothing_that_counts(monkeypatch, dtype, mean):
     x, t = q[:, 0].double().numpy().reshape(-1, 64), np.tile(np.arange(1500.0), 2)
     mean_x, cov, cov_t, _ = brute(x, t)
     largest = cov.max()
-    np.testing.assert_allclose(found.mean_x[0], mean_x, atol=4e-7 * np.sqrt(largest), rtol=0)
-    np.testing.assert_allclose(found.cov_xx[0], cov, atol=2e-7 * largest, rtol=0)
-    np.testing.assert_allclose(found.cov_xt[0], cov_t, atol=4e-7 * np.abs(cov_t).max(), rtol=0)
+    np.testing.assert_allclose(found.mean_x[0], mean_x, atol=1e-6 * np.sqrt(largest), rtol=0)
+    np.testing.assert_allclose(found.cov_xx[0], cov, atol=1e-6 * largest, rtol=0)
+    np.testing.assert_allclose(found.cov_xt[0], cov_t, atol=1e-6 * np.abs(cov_t).max(), rtol=0)
 
 
-def test_the_first_tokens_are_multiplied_in_float64():
-    layout = Layout((0, 1024, 2048), groups=1)
-    q = wide(1, 2048, mean=10.0)
-    moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
-    moments.add(0, q, q)
-    found = moments.window(0, "q").statistics(layout.scale)
-    assert_statistics(found, 0, q[0, 0].double().numpy(), np.arange(2048.0))
-
-
-@pytest.mark.parametrize(
-    ("seen", "block"),
-    [(0, 32), (16_383, 32), (16_384, 64), (65_535, 64), (65_536, 128), (262_144, 256), (10**9, 256)],
-)
-def test_blocks_grow_as_the_square_root_of_what_was_seen(seen, block):
-    """Their rounding, relative to the covariance, goes as block / sqrt(tokens): at most 32 / sqrt(4096) = 1/2."""
-    from qkscope.moments.arithmetic import FLOAT64_TOKENS, block_tokens
-
-    assert block_tokens(seen) == block
-    assert block <= max(32, np.sqrt(seen) / 2)
-    assert np.sqrt(FLOAT64_TOKENS) / 2 == 32
-
-
-def test_long_blocks_lose_nothing_that_counts():
-    """90,000 tokens: float64, then blocks of 32, 64 and 128."""
+def test_many_products_lose_nothing_that_counts():
+    """90,000 tokens in 60 batches."""
     layout = Layout((0, 1500), groups=1)
     moments, x = Moments(layout, [LayerFacts(0, 4, 4, 64)]), []
     rng = np.random.default_rng(0)
@@ -181,9 +159,8 @@ def test_long_blocks_lose_nothing_that_counts():
     np.testing.assert_allclose(found.cov_xx[0], cov, atol=1e-7 * cov.max(), rtol=0)
 
 
-def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens(monkeypatch):
+def test_the_pivot_is_near_the_mean_though_it_looks_at_some_tokens():
     """Means a thousand times the spread: a pivot ten spreads away would cost float32 products two digits."""
-    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     layout = Layout((0, 1024, 2048), groups=1)
     q = wide(1, 2048, mean=1000.0)
     moments = Moments(layout, [LayerFacts(0, 4, 4, 64)])
@@ -203,9 +180,8 @@ def test_the_pivot_is_not_made_of_first_tokens():
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
-def test_products_are_float64_where_torch_may_round_float32(monkeypatch, precision):
+def test_products_are_float64_where_torch_may_round_float32(precision):
     """With TF32 or bfloat16 products allowed, float32 products would keep three digits."""
-    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
     q = wide(2, 32, mean=100.0)
     moments = Moments(LAYOUT, [LayerFacts(0, 4, 4, 64)])
     before = torch.get_float32_matmul_precision()
@@ -229,8 +205,7 @@ def test_any_width(width):
     assert_statistics(found, 3, q[:, 3].reshape(-1, width), np.tile(np.arange(32.0), 2))
 
 
-def test_numbers_too_large_to_square_are_reported(monkeypatch):
-    monkeypatch.setattr("qkscope.moments.arithmetic.FLOAT64_TOKENS", 0)
+def test_numbers_too_large_to_square_are_reported():
     q = wide(2, 32, mean=0.0)
     bad = q.clone()
     bad[1, 2, 9, 4] = 1e30
@@ -368,9 +343,10 @@ def test_placing_puts_every_token_into_its_bucket_once(context, buckets, skip, r
     ]
     positions = np.array(given_positions)
     counted = np.zeros((3, layout.buckets))
-    for piece in BatchPlacement(layout, positions, tuple(groups)).pieces:
+    placed = BatchPlacement(layout, positions, tuple(groups)).pieces
+    for group, piece in ((group, piece) for group, pieces in placed.items() for piece in pieces):
         for offset, bucket in enumerate(range(piece.buckets.start, piece.buckets.stop)):
-            counted[piece.group, bucket] += len(piece.steps[offset])
+            counted[group, bucket] += len(piece.steps[offset])
             t = piece.steps[offset] + layout.middles[bucket]
             assert ((t >= layout.edges[bucket]) & (t < layout.edges[bucket + 1])).all()
     expected = np.zeros_like(counted)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from families import tiny
 from qkscope import capture_moments
+from qkscope.errors import ActivationError
 from qkscope.layers import LayerFacts
 from qkscope.lenses.pca import matched_components
 from qkscope.lenses.position import LEADING
@@ -90,12 +91,14 @@ def test_the_last_group_has_the_squares_that_the_others_leave():
 
 
 @pytest.mark.parametrize("way", ["host", "device"])
-def test_squares_beyond_float32_cost_errors_and_nothing_else(tmp_path, way):
+def test_squares_beyond_float32_are_reported(way):
     q, k = documents()
-    moments = captured(1e25 * q, k, range(8), way=way)
-    moments.save(tmp_path / "m.safetensors")
-    found = layer_sums(Moments.load(tmp_path / "m.safetensors"), 0, range(4), 64)
-    assert np.isfinite(found.principal.r_q).all()
+    with pytest.raises(ActivationError, match="in a query of layer 0"):
+        captured(1e25 * q, k, range(8), way=way)
+        moments = Moments(LAYOUT, [FACTS], way=way)
+        moments.add(0, 1e25 * q[:8], k[:8], groups=0)
+        assert moments.has_non_finite()
+        moments.locate(0, torch.from_numpy(1e25 * q[:8]), torch.from_numpy(k[:8]))
 
 
 def test_directions_lead():
@@ -199,12 +202,38 @@ def test_moments_without_sketches_merge_with_moments_that_have_them(tmp_path):
         assert np.isfinite(layer_sums(loaded, 0, range(4)).replicates[0].alone.q_buckets.cov_xx).all()
 
 
+def as_0_2(sums):
+    """The arrays of which qkscope 0.2 wrote others: float64 squares, and float16 differences from groups' shares."""
+    n, whole = sums.crossed.n, np.stack([sums.buckets.xx[:, span].sum(axis=1) for span in LAYOUT.spans], axis=1)
+    of_spans = np.stack([n[:, span].sum(axis=1) for span in LAYOUT.spans], axis=2)  # (heads, groups, spans)
+    share = of_spans / of_spans.sum(axis=1, keepdims=True)
+    values = {"groups.xx": (sums.groups, share[..., None] * whole[:, None])}
+    share = (n / n.sum(axis=2, keepdims=True))[..., None]
+    for name in ("x", "xu"):
+        values[f"crossed.{name}"] = getattr(sums.crossed, name), share * getattr(sums.buckets, name)[:, :, None]
+    if (before := sums.unrotated) is not None:
+        total = before.x.sum(axis=2, dtype=np.float64).astype(np.float32)
+        share = before.n / np.maximum(before.n.sum(axis=1, keepdims=True), 1)
+        values["unrotated.crossed.x"] = before.x, share[..., None] * total[:, :, None]
+    arrays = {"buckets.xx": sums.buckets.xx}
+    for name, (given, shares) in values.items():
+        scale = np.abs(given - shares).max(axis=-1).astype(np.float32)
+        units = np.divide(given - shares, scale[..., None], where=scale[..., None] > 0, out=np.zeros(given.shape))
+        arrays |= {name: units.astype(np.float16), f"{name}.scale": scale}
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
 def test_files_of_schema_2_are_read_without_sketches(tmp_path):
     """As 0.2 wrote them: the layout says nothing of sketches, and there are no arrays of theirs."""
     q, k = documents()
     captured(q, k, range(DOCUMENTS), replace(LAYOUT, sketched=0)).save(tmp_path / "new.safetensors")
     with safe_open(tmp_path / "new.safetensors", framework="numpy") as file:
         metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for kind, sums in captured(q, k, range(DOCUMENTS), replace(LAYOUT, sketched=0)).layer_moments(0).items():
+        arrays |= {f"0.{kind}.{name}": array for name, array in as_0_2(sums).items()}
+    arrays = {
+        name: array for name, array in arrays.items() if "segments" not in name and "buckets.xx.scale" not in name
+    }
     about = json.loads(metadata["about"])
     del about["layout"]["sketched"]
     metadata |= {"schema": "2", "about": json.dumps(about, sort_keys=True, ensure_ascii=False)}

@@ -199,7 +199,9 @@ def test_every_way_of_laying_out_a_batch_makes_the_same_sums(monkeypatch, heads,
             found = moments.window(0, kind, window).statistics(layout.scale)
             for head in range(x.shape[2]):
                 flat = x[:, :window, head].reshape(-1, WIDTH)
-                assert_sums(found, head, flat, np.tile(np.arange(window), 4), 1e-11)
+                # Windows between doublings end inside a segment, where buckets are float32.
+                exact = window in layout.windows() or window == layout.common
+                assert_sums(found, head, flat, np.tile(np.arange(window), 4), 1e-11 if exact else 1e-6)
         alone = moments.layer_moments(0)[kind]
         cells = alone.groups[:, 1].sum(axis=1)
         centred = x[:, 1:].reshape(-1, x.shape[2], WIDTH) - alone.buckets.pivot  # without the sink
@@ -246,7 +248,7 @@ def test_a_layer_starts_few_kernels_and_waits_for_none(context, rows):
     with Launches() as seen:
         moments.add(0, q, k)
     assert seen.waits == []
-    assert len(seen.launches) <= 32, seen.launches
+    assert len(seen.launches) <= 31, seen.launches
 
 
 def test_the_device_is_asked_once_per_pass_whether_all_was_finite():
@@ -344,7 +346,7 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
     with Live() as second:
         moments.add(0, q, k)
     assert second.waits == []
-    assert len(second.launches) <= 32, second.launches
+    assert len(second.launches) <= 36, second.launches  # 31, or 36 where heads are centred in two chunks
     said = workspace_bytes(layout, facts, rows * context)
     assert first.peak <= sums + said
     assert first.peak >= 0.6 * (sums + said)  # a bound that says nothing would be none
@@ -353,33 +355,33 @@ def test_an_accelerator_needs_no_more_memory_and_launches_than_is_said(name):
 
 def test_sums_without_float64_carry_what_each_addition_rounds_away():
     """On a device without float64: 2000 batches about a far-off pivot, against the same in float64."""
-    from qkscope.moments.arithmetic import add_cells
     from qkscope.moments.running_sums import RunningSums
 
     state = RunningSums(capture_layout(8, buckets=1), {"q": 1}, 2, torch.device("cpu"))
-    state.squares = state.squares.to(torch.float32)
-    state.carry = torch.zeros_like(state.squares)
-    rng = np.random.default_rng(0)
-    exact, plain = np.zeros(state.squares.shape), torch.zeros_like(state.squares)
-    for _ in range(2000):
-        cells = torch.from_numpy(1000 + rng.normal(size=state.squares.shape)).to(torch.float32)
-        exact += cells.double().numpy()
-        plain += cells
-        add_cells(state, slice(0, state.squares.shape[1]), cells.clone())
-    found = state.squares.double().numpy() + state.carry.double().numpy()
-    assert np.abs(found - exact).max() < 1e-6 < np.abs(plain.double().numpy() - exact).max()
+    plain = RunningSums(state.layout, {"q": 1}, 2, torch.device("cpu"))
+    for each in (state, plain):
+        each.exact, each.segments, each.firsts = torch.float32, each.segments.float(), each.firsts.float()
+    state.carries = [torch.zeros_like(each) for each in (state.segments, state.firsts)]
+    rng, exact = np.random.default_rng(0), 0.0
+    for _ in range(2000):  # Σaaᵀ | Σbxᵀ | Σx | Σxs of both buckets
+        cells = torch.from_numpy(1000 + rng.normal(size=(1, 2, 7))).to(torch.float32)
+        exact += cells.double().numpy()[..., [0, 1, 2]]  # a packed triangle: aa, ba, bb
+        for each in (state, plain):
+            each.add_cells(0, slice(0, 2), cells.clone())
+    found = state.segments.double().numpy() + state.carries[0].double().numpy()
+    assert np.abs(found - exact).max() < 1e-6 < np.abs(plain.segments.double().numpy() - exact).max()
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------
 
 
-def test_the_sums_of_smollm3_stay_below_two_gigabytes_and_their_file_below_one_and_a_fifth():
+def test_the_sums_of_smollm3_stay_below_1_2_gigabytes_and_their_file_below_0_62():
     """36 layers of 16 + 4 heads of width 128, 64K context, common window 4096, eight groups."""
     turned = Rotation(tuple((i, i + 64) for i in range(64)), tuple(0.5**i for i in range(64)))
     layers = [LayerFacts(n, 16, 4, 128, "rotary", 128, rotation=turned) for n in range(36)]
     sizes = predict_sizes(capture_layout(65_536, common=4096), layers)
-    assert sizes.memory < 2.0e9
-    assert sizes.file < 1.2e9
+    assert sizes.memory < 1.2e9
+    assert sizes.file < 0.62e9
 
 
 @pytest.mark.parametrize("common", [16, 64])
@@ -405,14 +407,18 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     np.testing.assert_array_equal(again.documents, moments.documents)
     for kind in ("q", "k"):
         one, two = moments.layer_moments(0)[kind], again.layer_moments(0)[kind]
-        for name in ("pivot", "n", "u", "uu", "x", "xu", "xx"):
+        for name in ("pivot", "n", "u", "uu", "x", "xu"):
             np.testing.assert_array_equal(getattr(one.buckets, name), getattr(two.buckets, name))
+        for segment in LAYOUT.segments:  # float32, and buckets in them to four digits
+            whole, again_whole = (each.buckets.xx[:, segment] for each in (one, two))
+            np.testing.assert_allclose(again_whole.sum(axis=1), whole.sum(axis=1), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(again_whole, whole, atol=1e-4 * np.abs(whole).max())
         for name in ("n", "u", "uu"):
             np.testing.assert_array_equal(getattr(one.crossed, name), getattr(two.crossed, name))
-        # Float16 differences from a group's share: three digits of what distinguishes groups.
+        # 16-bit differences from a group's share: four digits of what distinguishes groups.
         rounded = [(each.groups, each.crossed.x, each.crossed.xu, each.unrotated.x) for each in (one, two)]
         for a, b in zip(*rounded, strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-3 * np.abs(a).max())
+            np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(a).max())
         np.testing.assert_array_equal(one.unrotated.xx, two.unrotated.xx)
 
 

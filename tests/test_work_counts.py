@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkscope.layers import LayerFacts
-from qkscope.moments import arithmetic
 from qkscope.moments.layout import Layout, bucket_edges
 from qkscope.moments.moments import Moments
 
@@ -37,31 +36,20 @@ def activations(tokens=CONTEXT):
 
 @pytest.fixture
 def warm():
-    """Moments of one layer past their float64 start, workspace in place."""
+    """Moments of one layer, workspace in place."""
     moments = Moments(Layout(bucket_edges(CONTEXT, 16), 8), [LayerFacts(0, Q_HEADS, KV_HEADS, WIDTH)])
     q, k = activations()
-    while moments.tokens()[0] <= arithmetic.FLOAT64_TOKENS:
-        moments.add(0, q, k)
+    moments.add(0, q, k)
     return moments
 
 
-def test_a_layer_takes_two_products_per_block_whatever_its_heads_and_buckets(warm):
+def test_a_piece_takes_two_products_whatever_its_heads_and_buckets(warm):
     q, k = activations()
     with Calls() as calls:
         warm.add(0, q, k, groups=3)
-    blocks = (CONTEXT // 16) // arithmetic.BLOCK_TOKENS
-    assert calls.counts["bmm"] + calls.counts["baddbmm"] == 2 * blocks
+    assert calls.counts["bmm"] == 2 + 1  # and one that adds buckets up to segments
     assert calls.counts["sub"] == 2  # queries and keys: the only pass over the vectors besides the products
     assert calls.counts["cat"] == calls.counts["clone"] == 0
-
-
-def test_later_tokens_take_fewer_products(warm):
-    q, k = activations()
-    while warm.tokens()[0] < arithmetic.LONGER_BLOCKS:
-        warm.add(0, q, k)
-    with Calls() as calls:
-        warm.add(0, q, k)
-    assert calls.counts["bmm"] + calls.counts["baddbmm"] == (CONTEXT // 16) // arithmetic.BLOCK_TOKENS
 
 
 def test_layers_share_the_plan_of_their_products():
@@ -74,7 +62,7 @@ def test_layers_share_the_plan_of_their_products():
         with Calls() as calls:
             moments.add(layer, q, k)
         counts.append(calls.counts["transpose"])
-    assert counts == [2, 0]
+    assert counts[0] - counts[1] == 2
 
 
 def test_a_layer_asks_torch_for_little_besides_its_products(warm):
@@ -83,8 +71,8 @@ def test_a_layer_asks_torch_for_little_besides_its_products(warm):
     warm.add(0, q, k)
     with Calls() as calls:
         warm.add(0, q, k)
-    # Per kind: three views and a subtraction. Per half: a copy, three sums and additions. The rest is the group's.
-    assert sum(calls.counts.values()) - calls.counts["bmm"] - calls.counts["baddbmm"] <= 30
+    # Per kind: three views and a subtraction. Per half: an addition. The rest adds cells to sums of all kinds.
+    assert sum(calls.counts.values()) - calls.counts["bmm"] - calls.counts["baddbmm"] <= 40
 
 
 def test_the_pivot_looks_at_few_tokens():
@@ -105,17 +93,16 @@ def test_products_do_three_quarters_of_the_square(warm):
     done = sum(count for of, count in by_product.items() if of.__name__ in ("bmm", "baddbmm"))
     square = 2 * HEADS * CONTEXT * WIDTH * WIDTH
     # By hand: (32 + 2) x 64 + 32 x 32 = 3200 multiplications per token and head, against 64 x 64 = 4096.
-    assert done == square * 3200 // 4096
+    assert square * 3200 // 4096 <= done < 1.05 * square * 3200 // 4096  # buckets are added up to segments, too
 
 
 def test_memory_allocated_per_layer_does_not_hold_the_vectors(warm):
-    """Vectors, products, their float64 copy and sums have their places; what is allocated is one group's sums."""
+    """Vectors, products and sums have their places; what is allocated are packed triangles of the batch's buckets."""
     q, k = activations()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         warm.add(0, q, k)
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in found.events())
-    of_one_group = HEADS * 3200
-    assert allocated <= 3 * 8 * of_one_group + 300_000
+    assert allocated <= 2.2 * 4 * HEADS * 16 * (WIDTH * (WIDTH + 1) // 2)
 
 
 def kept_bytes(moments, q, k, times=1):

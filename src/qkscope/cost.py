@@ -168,22 +168,19 @@ def attended_pairs(context: int, facts: LayerFacts) -> int:
 def flops_of(work: CheckpointWork) -> Flops:
     """FLOPs of a checkpoint: two for each active parameter and token, the attention that masks allow, and the sums.
 
-    The sums are the products x xᵀ and x u, without making use of symmetry: an upper bound. Products of the first tokens
-    of each shard, and of narrow heads, are float64. The switch happens between two pieces of tokens, so up to one piece
-    more may be float64.
+    The sums are the products x xᵀ and x u, without making use of symmetry: an upper bound. Those of narrow heads are
+    float64.
     """
-    from qkscope.moments.arithmetic import FLOAT64_TOKENS, NARROW
+    from qkscope.moments.arithmetic import NARROW
 
     documents, context = sum(work.shards), work.layout.context
     pairs = sum(4 * f.q_heads * f.head_dim * attended_pairs(context, f) for f in work.layers)
-    summed = (context - work.layout.skip_positions) * work.layout.rate  # tokens of a document
+    summed = documents * (context - work.layout.skip_positions) * work.layout.rate  # tokens
     sums32 = sums64 = 0.0
     for facts in work.layers:
-        per_token = (facts.q_heads + facts.kv_heads) * 2 * facts.head_dim * (facts.head_dim + 1)
-        most = float("inf") if facts.head_dim < NARROW else FLOAT64_TOKENS
-        in_float64 = sum(min(each * summed, most) for each in work.shards)
-        sums64 += per_token * in_float64
-        sums32 += per_token * (documents * summed - in_float64)
+        products = summed * (facts.q_heads + facts.kv_heads) * 2 * facts.head_dim * (facts.head_dim + 1)
+        sums64 += products if facts.head_dim < NARROW else 0.0
+        sums32 += 0.0 if facts.head_dim < NARROW else products
     return Flops(2.0 * work.blueprint.weights.active * work.tokens, float(pairs * documents), sums32, sums64)
 
 

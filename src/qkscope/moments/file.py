@@ -1,7 +1,6 @@
 """Moments on disk: one safetensors file with a versioned header, full provenance and a checksum.
 
-Bucket sums are float64, exactly as summed. What serves errors alone is float16, as differences from a group's share,
-where three digits are plenty: this keeps a 3B model's file below 1.2 GB. The header's JSON and every array enter the
+What is kept to how many digits is said in packing.py. The header's JSON and every array enter the
 checksum, so a flipped bit anywhere is found when the file is read. Files of 0.2, which have no sketches, are read, too.
 
 A header is JSON that anyone can write. So its size is bounded before it is read, its JSON is parsed strictly (no key
@@ -38,6 +37,7 @@ from qkscope.moments.packing import (
     COUNTS,
     DAMAGED,
     ROWS,
+    SCHEMA,
     UNROTATED,
     Arrays,
     ArrayShapes,
@@ -55,17 +55,16 @@ from qkscope.moments.second_moments import KINDS, Array, Kind
 if TYPE_CHECKING:
     from qkscope.moments.moments import Moments
 
-SCHEMA = 3
-READABLE = ("2", "3")  # 2 is that of 0.2: groups have no sketches
+READABLE = ("2", "3", SCHEMA)  # 2 is that of 0.2: groups have no sketches; 3 was written before 0.3
 FORMAT = "qkscope-moments"
 MAX_FILE = 64 * 2**40  # bytes; 400 layers of 128 heads of width 512 have 2 TB
 MAX_HEADER = 16 * 1024 * 1024  # bytes; a 1000-layer model's header has 4 MB
 MAX_ABOUT = 8 * 1024 * 1024  # characters of what it says of itself, of which provenance is the most
-ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8}
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I16": 2}
 THREADS = 8  # that turn sums into what is written
 
 # Array types in the order of a file: as numpy names them, and as safetensors does.
-DTYPES, NAMES = ("<i8", "<f8", "<f4", "<f2"), ("I64", "F64", "F32", "F16")
+DTYPES, NAMES = ("<i8", "<f8", "<f4", "<i2", "<f2"), ("I64", "F64", "F32", "I16", "F16")
 
 
 def save_moments(moments: Moments, path: Path | str) -> str:
@@ -86,7 +85,7 @@ def save_moments(moments: Moments, path: Path | str) -> str:
     if len(about) > MAX_ABOUT:
         raise MomentsFileError(f"{path}: its provenance is larger than {MAX_ABOUT // 2**20} MiB; keep it elsewhere")
     checksum = _checksum(about, arrays)
-    metadata = {"format": FORMAT, "schema": str(SCHEMA), "about": about, "sha256": checksum}
+    metadata = {"format": FORMAT, "schema": SCHEMA, "about": about, "sha256": checksum}
     with replacing(path) as temporary, temporary.open("r+b") as file:
         _serialize(file, arrays, metadata)
     return checksum
@@ -268,7 +267,7 @@ def read_header(path: Path) -> Header:
         layout = header.layout
         arrays: ArrayShapes = {"documents": ("I64", (layout.groups, layout.buckets))}
         for facts in header.layers:
-            arrays |= layer_arrays(layout, facts, can_unrotate(layout, facts))
+            arrays |= layer_arrays(layout, facts, can_unrotate(layout, facts), metadata["schema"])
         _require_arrays(listed, arrays, size - 8 - length)
     except ValueError as error:
         raise MomentsFileError(f"its contents do not fit its header ({error}); {DAMAGED}") from None

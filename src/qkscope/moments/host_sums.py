@@ -279,6 +279,34 @@ class KindMoments:
         return SpanSums(self.crossed.n[:, span].sum(axis=1), x, self.buckets.xx[:, span].sum(axis=1))
 
 
+@OVERFLOWING
+def whole_buckets(layout: Layout, segments: Array, others: NDArray[Any], n: Array) -> Array:
+    """Σxxᵀ of every bucket (heads, buckets, packed) from those of segments, and of all but each segment's last bucket.
+
+    Segments are exact: what they have beyond the others' sum is the last bucket's that has any of the tokens `n`.
+    """
+    heads, place = np.arange(len(segments)), 0
+    squares = np.zeros((len(segments), layout.buckets, segments.shape[-1]))
+    for number, segment in enumerate(layout.segments):
+        count = segment.stop - segment.start - 1
+        own = others[:, place : place + count].astype(np.float64)
+        place += count
+        filled = n[:, segment] > 0
+        squares[:, segment.start : segment.stop - 1] = own
+        squares[heads, segment.stop - 1 - filled[:, ::-1].argmax(axis=1)] += segments[:, number] - own.sum(axis=1)
+    return squares
+
+
+@OVERFLOWING
+def whole_groups(buckets: SecondMoments, n: Array, layout: Layout, others: NDArray[Any]) -> Single:
+    """Σxxᵀ of every group over each span, from those of all but the last group; `n` is (heads, buckets, groups)."""
+    whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in layout.spans], axis=1)
+    last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
+    last[np.isnan(last)] = np.inf  # float32 overflows where float64 does not
+    last[n[..., -1].sum(axis=1) == 0] = 0.0  # rounding is no group
+    return np.concatenate([others.astype(np.float32), last[:, None]], axis=1)
+
+
 LayerMoments = Mapping[Kind, KindMoments]
 
 

@@ -131,6 +131,18 @@ class Layout:
         return tuple(slice(start, stop) for start, stop in zip([self.sink, *stops[:-1]], stops, strict=True))
 
     @cached_property
+    def segments(self) -> tuple[slice, ...]:
+        """The buckets between consecutive windows: every window, and every span, is a sum of whole segments."""
+        ends = {0, self.sink, self.buckets, *(self.edges.index(window) for window in self.windows())}
+        bounds = sorted(ends | {place for span in self.spans for place in (span.start, span.stop)})
+        return tuple(slice(start, stop) for start, stop in pairwise(bounds))
+
+    @cached_property
+    def others(self) -> list[int]:
+        """The buckets that are not the last of their segment."""
+        return sorted(set(range(self.buckets)) - {segment.stop - 1 for segment in self.segments})
+
+    @cached_property
     def sketch_spans(self) -> tuple[slice, ...]:
         """The buckets over which each group keeps sketches: position 0, and between consecutive windows inside a span.
 

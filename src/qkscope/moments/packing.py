@@ -1,7 +1,9 @@
 """The sums of a layer's queries, or of its keys, as the arrays of a file, and back, checked.
 
-Each document group's sums are stored as float16 differences from what its share of the tokens would have of the sums of
-all groups ("shares" below), which float64 bucket sums give back exactly.
+Squares of segments (between consecutive windows) are float32, first sums float64: r at every window is within 1e-7 of
+what was summed. What is kept of buckets and of document groups are 16-bit differences from what their share of the
+tokens would have ("shares" below): standard errors are within 1e-4, outliers within 3e-4 (tests/test_digits.py).
+Squares are in units of the roots of both coordinates' squares, so that small coordinates keep their digits, too.
 
 What is read is refused if no tokens can have such sums, whatever their checksum says: negative squares, impossible
 correlations, counts. Sums of products are a Gram matrix, so a sum of products is at most the root of the two sums of
@@ -11,6 +13,7 @@ semidefinite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,12 +24,13 @@ from numpy.typing import NDArray
 from qkscope.errors import MomentsFileError
 from qkscope.layers import LayerFacts
 from qkscope.moments.attention_rows import SCALARS, AttentionSums
-from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated
+from qkscope.moments.host_sums import FirstMoments, KindMoments, Sketch, Unrotated, whole_buckets, whole_groups
 from qkscope.moments.layout import Layout, heads_by_kind, sketch_blocks
 from qkscope.moments.second_moments import Array, SecondMoments, divided, square, triangle
 
 Arrays = dict[str, NDArray[Any]]
 ArrayShapes = dict[str, tuple[str, tuple[int, ...]]]  # by name: type and shape
+SCHEMA = "4"
 COUNTS = ("n", "u", "uu")
 DAMAGED = "it is truncated or damaged: capture it again"
 SKETCH = "sketch."  # in front of the names of the groups' sketches
@@ -36,16 +40,12 @@ UNROTATED = "unrotated."  # in front of the names of what was summed before rota
 LARGEST = 1e120  # the squares of float32's largest numbers, summed over more tokens than there are, are below
 SLACK = 1e-6  # rounding of a sum of positions
 ROUNDING = 1e-4  # of sums of products, relative to the sums of squares; observed: below 1e-6
-TINY = 1e-5  # the same of coordinates far below the largest, where tokens are alike; observed: below 4e-7
+LEVELS = 32767  # of squares of buckets and groups
 COARSE = 1e-2  # the same of sums that a file keeps in float16, relative to the largest of a vector
 
 
-def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArrayShapes:
-    """Name, type and shape of every array that a layer's sums are written as; `unrotated`: before rotation, too.
-
-    Float64 is what tables are made from. What serves errors alone is float16: differences from what a group's share of
-    the tokens would have, each in units of its scale.
-    """
+def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool, schema: str = SCHEMA) -> ArrayShapes:
+    """Name, type and shape of every array that a layer's sums are written as; `unrotated`: before rotation, too."""
     arrays: ArrayShapes = {}
     width, cells, of_kinds = facts.head_dim, (layout.buckets, layout.groups), heads_by_kind(facts)
     packed, sketched, spans = width * (width + 1) // 2, len(layout.sketch_spans), len(layout.spans)
@@ -53,15 +53,16 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
     for kind, heads in of_kinds.items():
         groups = heads, layout.groups
         of: ArrayShapes = {"pivot": ("F64", (heads, width)), "counts": ("F64", (heads, len(COUNTS), *cells))}
-        of |= {
-            f"buckets.{name}": ("F64", (heads, layout.buckets, n))
-            for name, n in (("x", width), ("xu", width), ("xx", packed))
-        }
-        rounded: dict[str, tuple[int, ...]] = {
-            "crossed.x": (heads, *cells, width),
-            "crossed.xu": (heads, *cells, width),
-        }
-        rounded["groups.xx"] = *groups, spans, packed
+        of |= {f"buckets.{name}": ("F64", (heads, layout.buckets, width)) for name in ("x", "xu")}
+        rounded: dict[str, tuple[int, ...]] = {f"crossed.{name}": (heads, *cells, width) for name in ("x", "xu")}
+        if schema == SCHEMA:
+            segments = len(layout.segments)
+            of |= {"segments.xx": ("F32", (heads, segments, packed)), "segments.xx.scale": ("F64", (heads, segments))}
+            rounded["buckets.xx"] = heads, layout.buckets - segments, packed
+            rounded["groups.xx"] = heads, layout.groups - 1, spans, packed
+        else:
+            of["buckets.xx"] = "F64", (heads, layout.buckets, packed)
+            rounded["groups.xx"] = *groups, spans, packed
         if sketched:
             count = size * blocks[kind]
             of |= {"sketch.directions": ("F32", (heads, width, count)), "sketch.power": ("F32", (*groups, sketched))}
@@ -75,7 +76,7 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
             of["unrotated.sketch.power"] = "F32", (*groups, spans)
             rounded["unrotated.sketch.y"] = *groups, spans, count, width
         for name, shape in rounded.items():
-            of |= {name: ("F16", shape), f"{name}.scale": ("F32", shape[:-1])}
+            of |= {name: ("I16" if schema == SCHEMA else "F16", shape), f"{name}.scale": ("F32", shape[:-1])}
         arrays |= {f"{facts.layer}.{kind}.{name}": each for name, each in of.items()}
     if layout.rows:
         types = {np.dtype(np.float64): "F64", np.dtype(np.float32): "F32"}
@@ -86,103 +87,151 @@ def layer_arrays(layout: Layout, facts: LayerFacts, unrotated: bool) -> ArraySha
 
 def pack(sums: KindMoments) -> Arrays:
     """The arrays of a file, by name (`layer_arrays` lists them)."""
-    buckets, crossed, sketch = sums.buckets, sums.crossed, sums.sketch
+    buckets, crossed, sketch, layout = sums.buckets, sums.crossed, sums.sketch, sums.layout
     arrays: Arrays = {"pivot": buckets.pivot, "counts": np.stack([crossed.n, crossed.u, crossed.uu], axis=1)}
-    arrays |= {f"buckets.{name}": getattr(buckets, name) for name in ("x", "xu", "xx")}
-    rounded: Arrays = {"crossed.x": crossed.x, "crossed.xu": crossed.xu, "groups.xx": sums.groups}
+    arrays |= {f"buckets.{name}": getattr(buckets, name) for name in ("x", "xu")}
+    segments, spans = _sums_over(layout.segments, buckets.xx), _sums_over(layout.spans, buckets.xx)[:, None]
+    scale = np.abs(segments).max(axis=-1)
+    arrays |= {"segments.xx": divided(segments, scale[..., None]).astype(np.float32), "segments.xx.scale": scale}
+    share, whole = _bucket_shares(layout, buckets.n, segments)
+    arrays |= _rounded("buckets.xx", buckets.xx[:, layout.others], share * whole, _units(whole))
+    share = _span_shares(layout.spans, crossed.n)[:, :-1]
+    arrays |= _rounded("groups.xx", sums.groups[:, :-1], share * spans, _units(spans))
+    directions = None if sketch is None else sketch.directions
+    shares = _shares(buckets, crossed.n, layout, directions)
+    for name in ("x", "xu"):
+        arrays |= _rounded(f"crossed.{name}", getattr(crossed, name), shares[f"crossed.{name}"])
     if sketch is not None:
         arrays |= {f"{SKETCH}directions": sketch.directions, f"{SKETCH}power": sketch.power}
-        rounded[f"{SKETCH}y"] = sketch.y.swapaxes(-1, -2)
-    shares = _shares(buckets, crossed.n, sums.layout, None if sketch is None else sketch.directions)
-    if (before := sums.unrotated) is not None:
-        totals = before.x.sum(axis=2, dtype=np.float64).astype(np.float32)
-        whole = {"pivot": before.pivot, "n": before.n, "x": totals, "xx": before.xx}
-        arrays |= {f"{UNROTATED}{name}": array for name, array in whole.items()}
-        rounded[f"{UNROTATED}crossed.x"] = before.x
-        if before.sketch is not None:
-            arrays[f"{UNROTATED}{SKETCH}directions"] = before.sketch.directions
-            arrays[f"{UNROTATED}{SKETCH}power"] = before.sketch.power
-            rounded[f"{UNROTATED}{SKETCH}y"] = before.sketch.y.swapaxes(-1, -2)
-        shares |= _shares_before(before, totals)
-    for name, values in rounded.items():  # differences in units of the largest of each vector, and these units
-        differences = values - shares[name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            scale = np.nan_to_num(np.abs(differences).max(axis=-1), nan=0.0, posinf=0.0).astype(np.float32)
-            units = np.clip(divided(differences, scale[..., None]), -1, 1).astype(np.float16)
-        arrays |= {name: units, f"{name}.scale": scale}
+        arrays |= _rounded(f"{SKETCH}y", sketch.y.swapaxes(-1, -2), shares[f"{SKETCH}y"])
+    if sums.unrotated is not None:
+        arrays |= {f"{UNROTATED}{name}": array for name, array in _pack_unrotated(sums.unrotated).items()}
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
+def _pack_unrotated(before: Unrotated) -> Arrays:
+    """The arrays of what was summed before rotation."""
+    totals = before.x.sum(axis=2, dtype=np.float64).astype(np.float32)
+    shares = _shares_before(before, totals)
+    arrays: Arrays = {"pivot": before.pivot, "n": before.n, "x": totals, "xx": before.xx}
+    arrays |= _rounded("crossed.x", before.x, shares["crossed.x"])
+    if before.sketch is not None:
+        arrays |= {f"{SKETCH}directions": before.sketch.directions, f"{SKETCH}power": before.sketch.power}
+        arrays |= _rounded(f"{SKETCH}y", before.sketch.y.swapaxes(-1, -2), shares[f"{SKETCH}y"])
+    return arrays
+
+
 def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
-    """The sums that such arrays hold."""
+    """The sums that such arrays, or those of schemas 2 and 3, hold."""
     n, u, uu = np.moveaxis(arrays["counts"], 1, 0)
-    counts = (part.sum(axis=2) for part in (n, u, uu))
-    buckets = SecondMoments(arrays["pivot"], *counts, *(arrays[f"buckets.{name}"] for name in ("x", "xu", "xx")))
+    counts, new = [part.sum(axis=2) for part in (n, u, uu)], "segments.xx" in arrays
+    squares = arrays["buckets.xx"]
+    if new:
+        segments = arrays["segments.xx"].astype(np.float64) * arrays["segments.xx.scale"][..., None]
+        share, whole = _bucket_shares(layout, counts[0], segments)
+        others = _unrounded(arrays, "buckets.xx", share * whole, _units(whole))
+        squares = whole_buckets(layout, segments, others, counts[0])
+    buckets = SecondMoments(arrays["pivot"], *counts, arrays["buckets.x"], arrays["buckets.xu"], squares)
+    with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
+        spans = _sums_over(layout.spans, squares)[:, None]
+        share = _span_shares(layout.spans, n) * spans
+        if new:
+            groups = _unrounded(arrays, "groups.xx", share[:, :-1], _units(spans))
+            groups = whole_groups(buckets, n, layout, groups)
+        else:
+            groups = _unrounded(arrays, "groups.xx", share)
     directions = arrays.get(f"{SKETCH}directions")
     shares = _shares(buckets, n, layout, directions)
-    crossed = FirstMoments(n, u, uu, *(_unrounded(arrays, name, shares) for name in ("crossed.x", "crossed.xu")))
+    x, xu = (_unrounded(arrays, f"crossed.{name}", shares[f"crossed.{name}"]) for name in ("x", "xu"))
     unrotated = unpack_unrotated(arrays, layout) if f"{UNROTATED}pivot" in arrays else None
     sketch = None
     if directions is not None:
-        y = _unrounded(arrays, f"{SKETCH}y", shares).swapaxes(-1, -2)
+        y = _unrounded(arrays, f"{SKETCH}y", shares[f"{SKETCH}y"]).swapaxes(-1, -2)
         sketch = Sketch(directions, np.ascontiguousarray(y), arrays[f"{SKETCH}power"])
-    return KindMoments(buckets, crossed, _unrounded(arrays, "groups.xx", shares), layout, unrotated, sketch)
+    return KindMoments(buckets, FirstMoments(n, u, uu, x, xu), groups, layout, unrotated, sketch)
 
 
 def unpack_unrotated(arrays: Arrays, layout: Layout) -> Unrotated:
     """What was summed before rotation."""
-    pivot, n, totals, xx = (arrays[f"{UNROTATED}{name}"] for name in ("pivot", "n", "x", "xx"))
-    directions = arrays.get(f"{UNROTATED}{SKETCH}directions")
-    unrotated = Unrotated(pivot, n, totals, xx)
+    mine = {name.removeprefix(UNROTATED): array for name, array in arrays.items() if name.startswith(UNROTATED)}
+    pivot, n, totals, xx = (mine[name] for name in ("pivot", "n", "x", "xx"))
+    unrotated, directions = Unrotated(pivot, n, totals, xx), mine.get(f"{SKETCH}directions")
     if directions is not None:
-        power = arrays[f"{UNROTATED}{SKETCH}power"]
+        power = mine[f"{SKETCH}power"]
         unrotated = Unrotated(pivot, n, totals, xx, layout.spans, Sketch(directions, power, power))
     shares = _shares_before(unrotated, totals)
-    unrotated = replace(unrotated, x=_unrounded(arrays, f"{UNROTATED}crossed.x", shares))
+    unrotated = replace(unrotated, x=_unrounded(mine, "crossed.x", shares["crossed.x"]))
     if unrotated.sketch is None:
         return unrotated
-    y = np.ascontiguousarray(_unrounded(arrays, f"{UNROTATED}{SKETCH}y", shares).swapaxes(-1, -2))
+    y = np.ascontiguousarray(_unrounded(mine, f"{SKETCH}y", shares[f"{SKETCH}y"]).swapaxes(-1, -2))
     return replace(unrotated, sketch=replace(unrotated.sketch, y=y))
 
 
-def _unrounded(arrays: Arrays, name: str, shares: Arrays) -> NDArray[np.float32]:
-    differences = arrays[name].astype(np.float32) * arrays[f"{name}.scale"][..., None]
-    return np.asarray(shares[name] + differences, dtype=np.float32)
+def _rounded(name: str, values: NDArray[Any], shares: Array, units: Array | float = 1.0) -> Arrays:
+    """Differences from the shares, in 16-bit steps up to the largest of each vector; and the largest."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        differences = np.asarray(values - shares, dtype=np.float64)
+        differences = divided(differences, np.asarray(units))
+        largest = np.nan_to_num(np.abs(differences).max(axis=-1), nan=0.0, posinf=0.0).astype(np.float32)
+        steps = np.rint(LEVELS * np.clip(divided(differences, largest[..., None]), -1, 1))
+    return {name: np.nan_to_num(steps).astype(np.int16), f"{name}.scale": largest}
+
+
+def _unrounded(arrays: Arrays, name: str, shares: Array, units: Array | float = 1.0) -> NDArray[np.float32]:
+    """The values again; in schemas 2 and 3 differences are shares of the largest, as float16."""
+    steps, scale = arrays[name], arrays[f"{name}.scale"][..., None]
+    scale = scale / np.float32(LEVELS) if steps.dtype == np.int16 else scale
+    with np.errstate(over="ignore"):
+        return np.asarray(shares + steps.astype(np.float32) * scale * units, dtype=np.float32)
+
+
+def _units(squares: Array) -> Array:
+    """The root of the product of both coordinates' squares, for each entry of packed triangles."""
+    width = int(np.sqrt(2 * squares.shape[-1]))
+    root, (rows, columns) = np.sqrt(np.maximum(squares[..., square(width).diagonal()], 0.0)), triangle(width)
+    return np.asarray(root[..., rows] * root[..., columns])
+
+
+def _sums_over(spans: Sequence[slice], sums: Array) -> Array:
+    """Sums of buckets (heads, buckets, …) over each span: (heads, spans, …)."""
+    return np.stack([sums[:, span].sum(axis=1) for span in spans], axis=1)
+
+
+def _bucket_shares(layout: Layout, n: Array, segments: Array) -> tuple[Array, Array]:
+    """Of buckets that are not the last of their segment: shares of the segment's tokens, and its squares."""
+    owner = np.searchsorted([segment.start for segment in layout.segments], layout.others, side="right") - 1
+    return divided(n[:, layout.others], _sums_over(layout.segments, n)[:, owner])[..., None], segments[:, owner]
+
+
+def _span_shares(spans: Sequence[slice], n: Array) -> Array:
+    """Each group's share of a span's tokens: (heads, groups, spans, 1)."""
+    tokens = _sums_over(spans, n).swapaxes(1, 2)
+    return divided(tokens, tokens.sum(axis=1, keepdims=True))[..., None]
 
 
 def _shares(buckets: SecondMoments, n: Array, layout: Layout, directions: NDArray[np.float32] | None) -> Arrays:
     """What groups with `n` tokens (heads, buckets, groups) would have of all groups' sums, by the array's name."""
     of_bucket = divided(n, buckets.n[:, :, None])[..., None]
     shares = {f"crossed.{name}": of_bucket * getattr(buckets, name)[:, :, None, :] for name in ("x", "xu")}
-    for name, spans in (("groups.xx", layout.spans), (f"{SKETCH}y", layout.sketch_spans)):
-        if name != "groups.xx" and directions is None:
-            continue
-        parts = []
-        for span in spans:
-            share = divided(n[:, span].sum(axis=1), buckets.n[:, span].sum(axis=1)[:, None])[..., None]
-            squares = buckets.xx[:, span].sum(axis=1)  # of all groups: (heads, packed)
-            with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
-                if name == "groups.xx" or directions is None:
-                    parts.append(share * squares[:, None])
-                else:  # along the directions: (heads, groups, m, d)
-                    full = np.take(squares, square(directions.shape[1]), axis=-1)
-                    along = directions.astype(np.float64).swapaxes(1, 2) @ full
-                    parts.append(share[..., None] * along[:, None])
-        shares[name] = np.stack(parts, axis=2)
+    if directions is not None:
+        with np.errstate(invalid="ignore"):
+            full = np.take(_sums_over(layout.sketch_spans, buckets.xx), square(directions.shape[1]), axis=-1)
+            along = directions.astype(np.float64).swapaxes(1, 2)[:, None] @ full  # (heads, spans, m, d)
+            shares[f"{SKETCH}y"] = _span_shares(layout.sketch_spans, n)[..., None] * along[:, None]
     return shares
 
 
 def _shares_before(sums: Unrotated, totals: NDArray[Any]) -> Arrays:
     """The same of what was summed before rotation; `totals` (heads, buckets, d) are of all groups."""
     of_bucket = divided(sums.n, sums.n.sum(axis=1, keepdims=True))[..., None]
-    shares = {f"{UNROTATED}crossed.x": np.asarray(of_bucket * totals[:, :, None, :])}
+    shares = {"crossed.x": np.asarray(of_bucket * totals[:, :, None, :])}
     if sums.sketch is not None:
         directions = sums.sketch.directions
         n = np.stack([sums.n[span].sum(axis=0) for span in sums.spans], axis=1)  # (groups, spans)
         with np.errstate(invalid="ignore"):
             squares = np.take(sums.xx.astype(np.float64), square(directions.shape[1]), axis=-1)
             along = directions.astype(np.float64).swapaxes(1, 2) @ squares  # over all spans: (heads, m, d)
-        shares[f"{UNROTATED}{SKETCH}y"] = (n / max(n.sum(), 1.0))[None, :, :, None, None] * along[:, None, None]
+        shares[f"{SKETCH}y"] = (n / max(n.sum(), 1.0))[None, :, :, None, None] * along[:, None, None]
     return shares
 
 
@@ -202,7 +251,8 @@ def require_possible(where: str, sums: KindMoments) -> None:
         for array in (sums.groups, sums.crossed.x, sums.crossed.xu, *rest, *sketch):
             _refuse_unless(~np.isnan(array), "it holds values that are not numbers")
         _require_counts(sums)
-        _require_squares(of)
+        _require_squares(of, COARSE)
+        _require_squares(of.map(lambda each: _sums_over(sums.layout.segments, each)), ROUNDING)
         _require_windows(sums)
         _require_groups(sums)
         if before is not None:
@@ -265,16 +315,16 @@ def _require_counts(sums: KindMoments) -> None:
     _refuse_unless(same, "buckets and groups count different tokens")
 
 
-def _require_squares(of: SecondMoments) -> None:
-    """Squares, and products of every two coordinates and of each with position, of every bucket."""
-    root = _checked_roots(of.xx, ROUNDING)
+def _require_squares(of: SecondMoments, slack: float) -> None:
+    """Squares, and products of every two coordinates and of each with position."""
+    root = _checked_roots(of.xx, slack)
     tokens, places = np.sqrt(of.n)[..., None], np.sqrt(of.uu)[..., None]
-    bound = tokens * (root * (1 + ROUNDING) + TINY * _largest(root))
-    _refuse_unless(np.abs(of.x) <= bound, "sums that no tokens can have")
+    rounding = slack * root.max(axis=-1, keepdims=True)
+    _refuse_unless(np.abs(of.x) <= tokens * (root + rounding), "sums that no tokens can have")
     inverse = divided(np.ones_like(of.n), of.n)[..., None]
-    spread = np.sqrt(np.maximum(root**2 - of.x**2 * inverse, 0))
+    spread = np.sqrt(np.maximum((root + rounding) ** 2 - of.x**2 * inverse, 0))
     width = np.sqrt(np.maximum(of.uu - of.u**2 * inverse[..., 0], 0))[..., None]
-    fits = np.abs(of.xu - of.x * of.u[..., None] * inverse) <= spread * width + ROUNDING * places * root
+    fits = np.abs(of.xu - of.x * of.u[..., None] * inverse) <= spread * width + slack * places * (root + rounding)
     _refuse_unless(fits, "covariances with position that no tokens can have")
 
 
@@ -319,15 +369,12 @@ def _checked_roots(xx: Array, slack: float, what: str = "") -> Array:
     """The roots of the sums of squares; refuses negative ones, and products that are too large for them."""
     width = int(np.sqrt(2 * xx.shape[-1]))
     squares = xx[..., square(width).diagonal()]
-    _refuse_unless(squares >= 0, f"squares{what} that no tokens can have")
-    root, (rows, columns) = np.sqrt(squares), triangle(width)
-    bound = root[..., rows] * root[..., columns] * (1 + slack) + TINY * _largest(root) ** 2
-    _refuse_unless(np.abs(xx) <= bound, f"products{what} that no tokens can have")
+    largest = np.abs(squares).max(axis=-1, keepdims=True)
+    _refuse_unless(squares >= -(slack**2) * largest, f"squares{what} that no tokens can have")
+    root, (rows, columns) = np.sqrt(np.maximum(squares, 0)), triangle(width)
+    fits = np.abs(xx) <= root[..., rows] * root[..., columns] + slack * largest
+    _refuse_unless(fits, f"products{what} that no tokens can have")
     return np.asarray(root)
-
-
-def _largest(root: Array) -> Array:
-    return np.asarray(root.max(axis=-1, keepdims=True, initial=0.0))
 
 
 def _refuse_unless(possible: NDArray[np.bool_], what: str) -> None:

@@ -112,12 +112,12 @@ class BatchPlacement:
         return summed.rows[chosen], summed.tokens[chosen]
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        """The batch for the host."""
-        pieces: list[Piece] = []
+    def pieces(self) -> dict[int, list[Piece]]:
+        """The batch for the host, by document group."""
+        by_group, middles = dict[int, list[Piece]](), np.array(self.layout.middles)
         whole_rows = (self.positions == np.arange(self.positions.shape[1])).all(axis=1)  # positions are 0, 1, 2, …
         for group in sorted(set(self.groups)):
-            rows = [row for row, of in enumerate(self.groups) if of == group]
+            rows, pieces = [row for row, of in enumerate(self.groups) if of == group], list[Piece]()
             if whole := [row for row in rows if whole_rows[row]]:  # slices, and equally wide buckets taken together
                 for first, last, start, width in _runs(self.layout, self.positions.shape[1]):
                     per_piece = max(1, PIECE_TOKENS // (width * len(whole)))
@@ -126,16 +126,18 @@ class BatchPlacement:
                         tokens = slice(start + (bucket - first) * width, start + (stop - first) * width)
                         in_row = np.arange(tokens.start, tokens.stop).reshape(stop - bucket, 1, width)
                         t = np.repeat(in_row, len(whole), axis=1).reshape(stop - bucket, -1)
-                        pieces.append(_piece(self.layout, whole, tokens, slice(bucket, stop), group, t))
+                        steps = (t - middles[bucket:stop, None]).astype(np.float32)
+                        pieces.append(Piece(whole, tokens, slice(bucket, stop), steps))
             for row in (row for row in rows if not whole_rows[row]):  # one gather per bucket
                 of_row = self.summed.where(self.summed.rows == row)
                 for bucket in np.unique(of_row.buckets).tolist():
                     inside = of_row.where(of_row.buckets == bucket)
                     for begin in range(0, len(inside.tokens), PIECE_TOKENS):
                         part = slice(begin, begin + PIECE_TOKENS)
-                        t, alone = inside.positions[part][None], slice(bucket, bucket + 1)
-                        pieces.append(_piece(self.layout, [row], inside.tokens[part], alone, group, t))
-        return pieces
+                        steps = (inside.positions[part] - middles[bucket])[None].astype(np.float32)
+                        pieces.append(Piece([row], inside.tokens[part], slice(bucket, bucket + 1), steps))
+            by_group |= {group: pieces} if pieces else {}
+        return by_group
 
     @cached_property
     def blocks(self) -> list[GroupBlocks]:
@@ -190,15 +192,12 @@ def head_chunks(heads: Mapping[Kind, int], bytes_per_head: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows' tokens that go, width by width, into consecutive buckets of one group."""
+    """Some rows' tokens that go, width by width, into consecutive buckets."""
 
     rows: list[int]
     tokens: slice | NDArray[np.intp]
     buckets: slice
-    group: int
     steps: NDArray[np.float32]  # (buckets, rows × width): positions from the bucket's middle, exact and small
-    spans: tuple[tuple[int, slice], ...]  # of the layout, and which of the piece's buckets lie in each
-    sketched: tuple[tuple[int, slice], ...]  # the same for the spans of sketches
 
 
 def _runs(layout: Layout, length: int) -> list[tuple[int, int, int, int]]:
@@ -217,19 +216,3 @@ def _runs(layout: Layout, length: int) -> list[tuple[int, int, int, int]]:
             else:
                 runs.append((bucket, bucket + 1, begin, width))
     return runs
-
-
-def _piece(
-    layout: Layout, rows: list[int], tokens: slice | NDArray[np.intp], buckets: slice, group: int, t: NDArray[np.int64]
-) -> Piece:
-    """A piece of tokens at positions t, with the spans that meet its buckets."""
-    steps = (t - np.array(layout.middles[buckets])[:, None]).astype(np.float32)
-    inside = [
-        tuple(
-            (number, slice(max(span.start - buckets.start, 0), min(span.stop, buckets.stop) - buckets.start))
-            for number, span in enumerate(spans)
-            if max(span.start, buckets.start) < min(span.stop, buckets.stop)
-        )
-        for spans in (layout.spans, layout.sketch_spans)
-    ]
-    return Piece(rows, tokens, buckets, group, steps, *inside)

@@ -3,30 +3,33 @@
 What lies where, for each of the layer's heads (queries first, then keys), with x = [a | b] in halves about a pivot and
 s the position counted from the bucket's middle:
 
-    squares   (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs)      float64   every number of every table
-    groups    (heads, groups - 1, spans, Σaaᵀ | Σbxᵀ)       float32   errors, at the common window and beyond it
-    sketches  (groups, blocks, spans, Σx(xᵀΩ))              float32   errors, at the other windows (host_sums.py)
-    powers    (groups, heads, spans, Σ|x|²)                 float32   the same
-    crossed   (heads, groups, buckets, Σx | Σxs)            float32   errors, at every window
+    segments  (heads, segments, Σxxᵀ)             float64   every number at every window (segments: layout.py)
+    firsts    (heads, buckets, Σx | Σxs)          float64   the same
+    buckets   (heads, other buckets, Σxxᵀ)        float32   what buckets have of their own: all but each segment's last
+    groups    (heads, groups - 1, spans, Σxxᵀ)    float32   errors, at the common window and beyond it
+    sketches  (groups, blocks, spans, Σx(xᵀΩ))    float32   errors, at the other windows (host_sums.py)
+    powers    (groups, heads, spans, Σ|x|²)       float32   the same
+    crossed   (heads, groups, buckets, Σx | Σxs)  float32   errors, at every window
     unrotated_squares  (heads, Σyyᵀ)                        float32   y: one token in some, before rotation
     unrotated_sums     (heads, groups, buckets, Σy)         float32   how y depends on position
                        (heads, groups, spans, Σ(Ωᵀy)yᵀ)     float32   behind it: errors, and the common window
     unrotated_powers   (groups, heads, spans, Σ|y|²)        float32   the same
     counts    (groups, buckets, Σ1 | Σu | Σu²)              on the host: the same for all heads
 
-The symmetric Σxxᵀ is kept as Σaaᵀ and Σbxᵀ: three quarters of the work and of the memory. The last group's squares are
-those of all buckets without the other groups'. Each block of a head has the same number of directions Ω. Devices
-without float64 keep `squares` in float32 with the rounding of every addition in `carry`.
+Squares are packed triangles. The last bucket of a segment has what its others leave of the segment's squares, and the
+last group what other groups leave of all buckets'. Each block of a head has the same number of directions Ω. Devices
+without float64 keep `segments` and `firsts` in float32, with the rounding of every addition carried along.
 
 Queries and keys go through the same few calls: subtract the pivot into columns that also hold ones and positions,
 multiply, add to the sums. The pivot is near the mean of the first tokens seen, so that what is squared is the spread.
-There are two ways of doing it, chosen by the device (arithmetic.py); both make the same sums.
+A batch is multiplied as the device likes it (arithmetic.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -38,11 +41,18 @@ from torch import Tensor
 from qkscope.layers import Rotation
 from qkscope.moments.arithmetic import DeviceArithmetic, HostArithmetic
 from qkscope.moments.first_batch import choose_directions, coarse_mean
-from qkscope.moments.host_sums import FirstMoments, KindMoments, LayerMoments, Sketch, Unrotated
+from qkscope.moments.host_sums import (
+    FirstMoments,
+    KindMoments,
+    LayerMoments,
+    Sketch,
+    Unrotated,
+    whole_buckets,
+    whole_groups,
+)
 from qkscope.moments.layout import Layout, sketch_blocks
 from qkscope.moments.placement import BatchPlacement, PlacedTokens
 from qkscope.moments.second_moments import Array, Kind, SecondMoments, square, triangle
-from qkscope.moments.sizes import cell_size
 from qkscope.moments.unrotate import Unrotation
 
 
@@ -61,17 +71,17 @@ class RunningSums:
         self.layout, self.rotation, self.unrotated = layout, rotation, unrotated
         self.heads = dict(heads)  # "q" and "k", in the order in which they lie in the sums
         self.width, self.half, self.device = width, width // 2, device
-        count, per_cell = sum(heads.values()), cell_size(width)
-        has_float64 = device.type != "mps"
-        exact = torch.float64 if has_float64 else torch.float32
+        self.exact = torch.float64 if device.type != "mps" else torch.float32
+        count, segments, packed = sum(heads.values()), len(layout.segments), width * (width + 1) // 2
         zeros = partial(torch.zeros, dtype=torch.float32, device=device)
-        self.squares = torch.zeros(count, layout.buckets, per_cell, dtype=exact, device=device)
-        self.carry = None if has_float64 else torch.zeros_like(self.squares)
-        self.groups = zeros(count, layout.groups - 1, len(layout.spans), per_cell - 2 * width)
+        self.segments = zeros(count, segments, packed, dtype=self.exact)
+        self.firsts = zeros(count, layout.buckets, 2 * width, dtype=self.exact)
+        self.carries = [torch.zeros_like(each) for each in (self.segments, self.firsts) if device.type == "mps"]
+        self.buckets = zeros(count, layout.buckets - segments, packed)
+        self.groups = zeros(count, layout.groups - 1, len(layout.spans), packed)
         self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width)
         self.counts = np.zeros((layout.groups, layout.buckets, 3))
         self._start_sketches()
-        self.halves = self.squares[..., : self.half**2], self.squares[..., self.half**2 :]  # Σaaᵀ; Σ[b, 1, s]xᵀ
         self.pivot: Tensor | None = None  # (heads, width), float64 wherever there is float64
         self._pivots: dict[tuple[torch.dtype, bool], tuple[Tensor, ...]] = {}
         self.finite_check: Tensor | None = None  # on a device: a number that is finite if the last batch's sums are
@@ -95,12 +105,8 @@ class RunningSums:
         self.sketches = zeros(layout.groups, len(owners) if spans else 0, spans, self.width, size)
         self.powers = zeros(layout.groups, count if spans else 0, spans)
         self.directions: Tensor | None = None  # (blocks, width, m): Ω, decided by the first batch
-        self._spans = torch.arange(spans, device=self.device)[:, None]
         self.owners = torch.from_numpy(owners).to(self.device) if spans and len(owners) > count else None  # of blocks
-        # 1 where Σaaᵀ | Σbxᵀ have the diagonal of Σxxᵀ.
-        self.diagonal = zeros(self.half**2 + (self.width - self.half) * self.width if spans else 0)
-        if spans:
-            self.diagonal[torch.from_numpy(_places(self.width)[np.diagonal(square(self.width))])] = 1.0
+        self._numbers = torch.arange(spans, device=self.device)[:, None]
 
     def pivots(self, dtype: torch.dtype, joined: bool = False) -> tuple[Tensor, ...]:
         """The pivot as it is subtracted: for each kind (heads, 1, 1, 1, width), or joined (heads, 1, width)."""
@@ -115,8 +121,8 @@ class RunningSums:
     @property
     def memory(self) -> int:
         """Bytes of the sums and their pivots."""
-        sums = (self.squares, self.carry, self.groups, self.crossed, self.unrotated_squares, self.unrotated_sums)
-        sketches = (self.sketches, self.powers, self.unrotated_powers)
+        sums = (self.segments, self.firsts, *self.carries, self.buckets, self.groups, self.crossed)
+        sketches = (self.sketches, self.powers, self.unrotated_squares, self.unrotated_sums, self.unrotated_powers)
         chosen = (self.directions, self.unrotated_directions, self.pivot, self.unrotated_pivot)
         return sum(each.nbytes for each in (*sums, *sketches, *chosen) if each is not None)
 
@@ -182,38 +188,40 @@ class RunningSums:
             else:
                 target.add_(power @ in_span.T)
 
-    def add_sketches(self, group: int, spans: slice, squares: Tensor) -> None:
-        """Add a group's squares (heads, spans, Σaaᵀ | Σbxᵀ) over some of the sketched spans."""
-        if self.directions is None:
-            raise ValueError("there are no directions before the first vectors")
-        squares = squares.to(torch.float32)
-        self.powers[group, :, spans].add_(squares @ self.diagonal)
-        chosen = squares if self.owners is None else squares.index_select(0, self.owners)
-        count, half, flat = chosen.shape[1], self.half, chosen.flatten(0, 1)
-        directions = self.directions if count == 1 else self.directions.repeat_interleave(count, dim=0)
-        corner = torch.unflatten(flat[:, : half * half], 1, (half, half))
-        lower = torch.unflatten(flat[:, half * half :], 1, (-1, self.width))
-        target = self.sketches[group, :, spans].flatten(0, 1)
-        top, bottom = target[:, :half], target[:, half:]
-        torch.baddbmm(top, corner, directions[:, :half], out=top)
-        torch.baddbmm(top, lower[..., :half].transpose(1, 2), directions[:, half:], out=top)
-        torch.baddbmm(bottom, lower, directions, out=bottom)
-
-    def add_all_sketches(self, group: int, squares: Tensor) -> None:
-        """The same over all sketched spans at once: full squares are laid out, so that a few calls are enough."""
-        if self.directions is None:
-            raise ValueError("there are no directions before the first vectors")
-        squares = squares.to(torch.float32)
+    def add_cells(self, group: int, buckets: slice, cells: Tensor) -> None:
+        """Add what tokens of one group make (heads, buckets, Σaaᵀ | Σbxᵀ | Σx | Σxs), where x = [a | b]."""
+        at = _Places.of(self.layout, self.width, buckets.start, buckets.stop, self.device)
+        firsts = cells[..., -2 * self.width :]
+        triangles = cells.index_select(2, at.triangle)
+        segments = torch.matmul(at.segments.to(cells.dtype), triangles)  # (heads, segments, packed)
+        for target, part, number in ((self.segments, segments, 0), (self.firsts[:, buckets], firsts, 1)):
+            if not self.carries:
+                target.add_(part)
+                continue
+            carry = self.carries[number] if number == 0 else self.carries[number][:, buckets]
+            corrected = part.to(self.exact) + carry  # Kahan: what the last addition rounded away goes into the next one
+            total = target + corrected
+            torch.sub(corrected, total - target, out=carry)
+            target.copy_(total)
+        self.crossed[:, group, buckets].add_(firsts)
+        if len(at.others):
+            self.buckets[:, at.slots].add_(triangles.index_select(1, at.others))
+        squares = segments.to(torch.float32)
+        if group < self.groups.shape[1]:
+            target = self.groups[:, group]
+            torch.baddbmm(target, at.spans.expand(len(squares), -1, -1), squares, out=target)
+        if self.directions is None or not self.layout.sketch_spans:
+            return
+        squares = squares.index_select(1, at.sketched)
         powers = self.powers[group].view(-1)
-        torch.addmv(powers, squares.flatten(0, 1), self.diagonal, out=powers)
-        places = _square_places(self.width, self.device)
+        torch.addmv(powers, squares.flatten(0, 1), at.diagonal, out=powers)
+        # Full squares are laid out, so that one product is enough: (blocks, spans × width, width).
         if self.owners is None:
-            full = squares.index_select(2, places)
+            full = squares.index_select(2, at.square)
         else:
-            full = squares[self.owners[:, None, None], self._spans, places]
-        rows = torch.unflatten(full, 2, (self.width, self.width)).flatten(1, 2)  # (blocks, spans × width, width)
+            full = squares[self.owners[:, None, None], self._numbers, at.square]
         target = self.sketches[group].flatten(1, 2)
-        torch.baddbmm(target, rows, self.directions, out=target)
+        torch.baddbmm(target, full.view(len(full), -1, self.width), self.directions, out=target)
 
     def to_host(self) -> LayerMoments:
         """The same sums as numpy arrays, queries and keys separately, squares as packed triangles."""
@@ -230,25 +238,18 @@ class RunningSums:
 
     def _to_host(self, pivot: Tensor, heads: slice, sketch: Sketch | None) -> KindMoments:
         """The sums of some heads."""
-        cells = _numpy(self.squares[heads], np.float64)
-        if self.carry is not None:
-            cells = cells + _numpy(self.carry[heads], np.float64)
-        counts = np.repeat(self.counts.transpose(2, 1, 0)[:, None], len(cells), axis=1)  # (3, heads, buckets, groups)
-        places = _places(self.width)
-        firsts = self._first_sums(cells[..., -2 * self.width :])
+        exact = [_numpy(each[heads], np.float64) for each in (self.segments, self.firsts)]
+        for number, carry in enumerate(self.carries):
+            exact[number] = exact[number] + _numpy(carry[heads], np.float64)
+        counts = np.repeat(
+            self.counts.transpose(2, 1, 0)[:, None], len(exact[0]), axis=1
+        )  # (3, heads, buckets, groups)
         n, u, uu = counts.sum(axis=3)
-        buckets = SecondMoments(_numpy(pivot, np.float64), n, u, uu, *firsts, np.take(cells, places, axis=-1))
+        squares = whole_buckets(self.layout, exact[0], _numpy(self.buckets[heads]), n)
+        buckets = SecondMoments(_numpy(pivot, np.float64), n, u, uu, *self._first_sums(exact[1]), squares)
         by_bucket = _numpy(self.crossed[heads], np.float64).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
         crossed = FirstMoments(*counts, *(part.astype(np.float32) for part in self._first_sums(by_bucket)))
-        # The squares of every group over each span, the last group's from those of all.
-        others = np.take(_numpy(self.groups[heads]), places, axis=-1)
-        whole = np.stack([buckets.xx[:, span].sum(axis=1) for span in self.layout.spans], axis=1)
-        with np.errstate(invalid="ignore", over="ignore"):  # float32 overflows where float64 does not
-            last = (whole - others.sum(axis=1, dtype=np.float64)).astype(np.float32)
-        last[np.isnan(last)] = np.inf
-        if not self.counts[-1, :, 0].any():
-            last[:] = 0.0  # rounding is no group
-        groups = np.concatenate([others, last[:, None]], axis=1)
+        groups = whole_groups(buckets, crossed.n, self.layout, _numpy(self.groups[heads]))
         return KindMoments(buckets, crossed, groups, self.layout, self._unrotated(heads), sketch)
 
     def _sketch(self, heads: slice, owned: slice, blocks: int) -> Sketch | None:
@@ -300,19 +301,39 @@ def _numpy(tensor: Tensor, dtype: type = np.float32) -> NDArray[Any]:
     return tensor.cpu().numpy().astype(dtype, copy=False)
 
 
-@lru_cache(maxsize=16)
-def _places(width: int) -> NDArray[np.intp]:
-    """Where the entries of a packed triangle are in Σaaᵀ followed by Σbxᵀ, both flat."""
-    half = width // 2
-    rows, columns = triangle(width)
-    in_corner, in_lower = rows * half + columns, half * half + (columns - half) * width + rows
-    return np.where(columns < half, in_corner, in_lower)  # row <= column: then both are in the first half
+@dataclass(frozen=True)
+class _Places:
+    """Where the cells of some buckets go, on their device; all layers of one shape share it."""
 
+    triangle: Tensor  # the entries of a packed triangle, in Σaaᵀ followed by Σbxᵀ, both flat
+    square: Tensor  # the entries of a full square, in a packed triangle
+    diagonal: Tensor  # 1 where a packed triangle has its diagonal
+    segments: Tensor  # (segments, buckets): 1 where a bucket lies in a segment
+    spans: Tensor  # (spans, segments): 1 where a segment lies in a span
+    sketched: Tensor  # the segments of which there are sketches
+    others: Tensor  # the buckets that are not the last of their segment,
+    slots: slice  # and where these lie among all such
 
-@lru_cache(maxsize=16)
-def _square_places(width: int, device: torch.device) -> Tensor:
-    """Where the entries of a full square are in Σaaᵀ followed by Σbxᵀ, both flat."""
-    return torch.from_numpy(_places(width)[square(width)].ravel()).to(device)
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, layout: Layout, width: int, first: int, stop: int, device: torch.device) -> _Places:
+        half, (rows, columns), buckets = width // 2, triangle(width), np.arange(first, stop)
+        in_lower = half * half + (columns - half) * width + rows  # row <= column: then both are in the first half
+        index = np.where(columns < half, rows * half + columns, in_lower), square(width).ravel()
+        places, full = (torch.from_numpy(each).to(device) for each in index)
+        starts, stops = np.array([(segment.start, segment.stop) for segment in layout.segments]).T[..., None]
+        ends = np.array([(span.start, span.stop) for span in layout.spans])[..., None]
+        slots = slice(*np.searchsorted(layout.others, [first, stop]).tolist())
+        weights = (
+            (rows == columns),
+            (starts <= buckets) & (buckets < stops),
+            (ends[:, 0] <= starts[:, 0]) & (starts[:, 0] < ends[:, 1]),
+        )
+        diagonal, segments, spans = (torch.from_numpy(each).to(device, torch.float32) for each in weights)
+        sketched = [layout.segments.index(span) for span in layout.sketch_spans]
+        others = [bucket - first for bucket in layout.others[slots]]
+        chosen = (torch.tensor(each, dtype=torch.int64, device=device) for each in (sketched, others))
+        return cls(places, full, diagonal, segments, spans, *chosen, slots)
 
 
 Way = Literal["host", "device"]

@@ -40,9 +40,10 @@ def _layer_memory(layout: Layout, facts: LayerFacts, unrotated: bool) -> int:
     """Bytes of a layer's tensors, as the table in running_sums.py lists them."""
     width, counts = facts.head_dim, heads_by_kind(facts)
     heads, crossed = sum(counts.values()), layout.buckets * layout.groups
-    cell, cells = cell_size(width), layout.groups * len(layout.sketch_spans)
-    exact = heads * (layout.buckets * cell + width)
-    single = heads * ((layout.groups - 1) * len(layout.spans) * (cell - 2 * width) + crossed * 2 * width)
+    packed, segments, cells = width * (width + 1) // 2, len(layout.segments), layout.groups * len(layout.sketch_spans)
+    exact = heads * (segments * packed + layout.buckets * 2 * width + width)
+    groups = (layout.groups - 1) * len(layout.spans)
+    single = heads * ((layout.buckets - segments + groups) * packed + crossed * 2 * width)
     if cells:
         size, blocks = sketch_blocks(layout, counts, width)
         directions = sum(count * size * blocks[kind] for kind, count in counts.items())
@@ -56,11 +57,11 @@ def _layer_memory(layout: Layout, facts: LayerFacts, unrotated: bool) -> int:
 
 
 # From 8 groups a standard error is itself uncertain by 27 %, from 16 by 18 %. More groups need more memory.
-FEW_GROUPS, MANY_GROUPS, MANY_DOCUMENTS, MOST_MEMORY = 8, 16, 32, 2.0e9
+FEW_GROUPS, MANY_GROUPS, MANY_DOCUMENTS, MOST_MEMORY = 8, 16, 32, 1.2e9
 
 
 def default_groups(documents: int, captures: Iterable[tuple[Layout, Iterable[LayerFacts]]]) -> int:
-    """16 document groups where each has two documents and the sums of every capture stay below 2 GB, else 8."""
+    """16 document groups where each has two documents and the sums of every capture stay below 1.2 GB, else 8."""
     if documents < MANY_DOCUMENTS:
         return FEW_GROUPS
     sizes = (predict_sizes(replace(layout, groups=MANY_GROUPS), layers).memory for layout, layers in captures)
@@ -95,4 +96,4 @@ def workspace_bytes(layout: Layout, facts: LayerFacts, tokens: int, activation: 
     sketched = layout.unrotated_sketched * (1 + len(layout.spans)) + 1 + layout.buckets
     tables = spaced * FLOAT32 * (2 * width + layout.buckets + len(layout.spans))
     unrotated = heads * spaced * (width * (activation + 3 * FLOAT32) + sketched * FLOAT32) + tables
-    return int(columns + index + max(gathered, 2 * summed, unrotated))
+    return int(columns + index + max(gathered, 3 * summed, unrotated))
