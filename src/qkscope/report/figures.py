@@ -84,7 +84,7 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
 
     def write(item: tuple[str, Figure]) -> list[Path]:
         if is_drawn:
-            return _write_card(item[1], tables, figure_folder(folder, item[0]))
+            return _write_card(item[1], tables, output_folder(folder, FIGURES, item[0]))
         return write_figure(item[1], tables, folder, name=item[0], titles=titles)
 
     if is_drawn:
@@ -124,7 +124,7 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
 def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None:
     """A line about all pictures in their folders and what they were drawn from; None where one is missing."""
     pictures = [
-        _contents(figure_folder(folder, name) / picture) for name in names for picture in (FIGURE_PNG, FIGURE_SVG)
+        _contents(output_folder(folder, FIGURES, name) / picture) for name in names for picture in (FIGURE_PNG, FIGURE_SVG)
     ]
     known = [picture for picture in pictures if picture is not None]
     if inputs is None or len(known) < len(pictures):
