@@ -469,7 +469,7 @@ def test_the_formulas_of_the_page_give_the_bytes_that_a_run_shows(width, common)
 
     written = scaling.PAGE.read_text(encoding="utf-8").splitlines()
     formulas = [line.split("|")[2].partition(" bytes per head")[0] for line in written if " bytes per head" in line]
-    layout = capture_layout(65536, buckets=16, groups=8, common=common)
+    layout = capture_layout(65536, buckets=16, groups=8, common=common, rows=0)
     letters = {"B": layout.buckets, "G": layout.groups, "d": width, "p": width * (width + 1) / 2}
     letters |= {"W": 2 if common < 65536 else 1, "S": len(layout.sketch_spans), "m": layout.sketched}
     letters |= {"s": layout.unrotated_sketched, "C": len(layout.segments)}
