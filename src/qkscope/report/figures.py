@@ -124,7 +124,9 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
 def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None:
     """A line about all pictures in their folders and what they were drawn from; None where one is missing."""
     pictures = [
-        _contents(output_folder(folder, FIGURES, name) / picture) for name in names for picture in (FIGURE_PNG, FIGURE_SVG)
+        _contents(output_folder(folder, FIGURES, name) / picture)
+        for name in names
+        for picture in (FIGURE_PNG, FIGURE_SVG)
     ]
     known = [picture for picture in pictures if picture is not None]
     if inputs is None or len(known) < len(pictures):
