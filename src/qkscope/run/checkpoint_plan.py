@@ -14,8 +14,8 @@ from qkscope.capture.fingerprint import weights_fingerprint
 from qkscope.capture.source import ModelSource
 from qkscope.documents.tokens import Corpus, group_of
 from qkscope.kinds import Architecture
-from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout
+from qkscope.moments.packing import SCHEMA
 from qkscope.moments.sizes import Sizes, predict_sizes
 from qkscope.results.environment import numeric_versions
 from qkscope.study.heads import choose_heads, layer_choice
