@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -249,6 +250,34 @@ def test_a_layer_starts_few_kernels_and_waits_for_none(context, rows):
         moments.add(0, q, k)
     assert seen.waits == []
     assert len(seen.launches) <= 31, seen.launches
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the host to a device (without contents)."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        copies = func.overloadpacket.__name__ == "_to_copy"
+        self.count += copies and args[0].device.type == "cpu" and found.device.type == "meta"
+        return found
+
+
+@pytest.mark.parametrize("layers", [1, 6])
+def test_explicit_positions_go_to_a_device_once_per_batch_not_once_per_layer(layers):
+    facts = [replace(big_layer(4, 2, 64), layer=n) for n in range(layers)]
+    moments = Moments(capture_layout(512, common=128), facts, way="device")
+    q, k = (torch.empty(2, heads, 512, 64, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
+    counts = []
+    for stop in (512, 300, 300, 200):
+        positions = np.where(np.arange(512) < np.array([[512], [stop]]), np.arange(512), -1)
+        with Copies() as copies:
+            for layer in range(layers):
+                moments.add(layer, q, k, positions=positions.copy())
+        counts.append(copies.count)
+    # What to gather, weights and positions, and the rotation there; the same batch again needs none.
+    assert counts[1:] == [12, 0, 12]
 
 
 def test_the_device_is_asked_once_per_pass_whether_all_was_finite():

@@ -124,7 +124,7 @@ def _pack_unrotated(before: Unrotated) -> Arrays:
 def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
     """The sums that such arrays, or those of schemas 2 and 3, hold."""
     n, u, uu = np.moveaxis(arrays["counts"], 1, 0)
-    counts, new = [part.sum(axis=2) for part in (n, u, uu)], "segments.xx" in arrays
+    counts, new = (n.sum(axis=2), u.sum(axis=2), uu.sum(axis=2)), "segments.xx" in arrays
     squares = arrays["buckets.xx"]
     if new:
         segments = arrays["segments.xx"].astype(np.float64) * arrays["segments.xx.scale"][..., None]

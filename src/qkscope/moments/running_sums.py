@@ -332,8 +332,8 @@ class _Places:
         diagonal, segments, spans = (torch.from_numpy(each).to(device, torch.float32) for each in weights)
         sketched = [layout.segments.index(span) for span in layout.sketch_spans]
         others = [bucket - first for bucket in layout.others[slots]]
-        chosen = (torch.tensor(each, dtype=torch.int64, device=device) for each in (sketched, others))
-        return cls(places, full, diagonal, segments, spans, *chosen, slots)
+        chosen, own = (torch.tensor(each, dtype=torch.int64, device=device) for each in (sketched, others))
+        return cls(places, full, diagonal, segments, spans, chosen, own, slots)
 
 
 Way = Literal["host", "device"]

@@ -19,8 +19,8 @@ from qkscope.capture.source import ModelSource
 from qkscope.documents.encode import Encoder
 from qkscope.documents.tokens import Corpus
 from qkscope.layers import LayerFacts
-from qkscope.moments.file import SCHEMA
 from qkscope.moments.layout import Layout
+from qkscope.moments.packing import SCHEMA
 from qkscope.moments.sizes import Sizes, predict_sizes, workspace_bytes
 from qkscope.results.provenance import CheckpointRecord, environment, numeric_versions
 from qkscope.study.rows import choose_heads, row_settings
