@@ -153,22 +153,19 @@ def paired_changes(
     changes, last = SpillingTable(), (pairs[0][0], entry(pairs[0][0]))
     for before, after in pairs:
         one, last = last[1] if last[0] == before else entry(before), (after, entry(after))
-        changes.add(_step(one, last[1], groups).assign(from_model=before, to_model=after)[HEAD_CHANGES])
+        shared = one.index.intersection(last[1].index)
+        one, two = one.loc[shared], last[1].loc[shared]
+        turned = is_turned(one["r_k"], two["r_k"], one["unsure"] | two["unsure"])
+        way = np.where(turned, -1.0, 1.0)
+        table = shared.to_frame(index=False).assign(from_model=before, to_model=after, turned=turned.astype(float))
+        sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
+        for name in MEASURED:
+            difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)
+            without = replicated(two, name, groups) - way * replicated(one, name, groups)
+            error = jackknife_error(difference, without, sizes)
+            p = p_values(difference, error, len(groups))
+            changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
+            numbers = {f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed}
+            table = table.assign(**numbers)
+        changes.add(table[HEAD_CHANGES])
     return changes.table()
-
-
-def _step(one: pd.DataFrame, two: pd.DataFrame, groups: list[int]) -> pd.DataFrame:
-    shared = one.index.intersection(two.index)
-    one, two = one.loc[shared], two.loc[shared]
-    turned = is_turned(one["r_k"], two["r_k"], one["unsure"] | two["unsure"])
-    way = np.where(turned, -1.0, 1.0)
-    table = shared.to_frame(index=False).assign(turned=turned.astype(float))
-    sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
-    for name in MEASURED:
-        difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)
-        without = replicated(two, name, groups) - way * replicated(one, name, groups)
-        error = jackknife_error(difference, without, sizes)
-        p = p_values(difference, error, len(groups))
-        changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
-        table = table.assign(**{f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed})
-    return table

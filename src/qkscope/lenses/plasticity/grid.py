@@ -147,12 +147,15 @@ def cells_of(edges: tuple[int, ...], attention: AttentionKind = "full", reach: i
         pairs[here] = np.where(c[here] == d[here], one * (one - 1) / 2, one * other).mean(axis=0)
     away = grid.middle[b] - (grid.middle[c] + grid.middle[d]) / 2
     reached = np.unique(b[pairs > 0])
-    table = grid.parts, grid.parts
+    table, cube = (grid.parts,) * 2, (grid.parts,) * 3
     return Cells(
         grid, b, c, d,
-        *(np.ravel_multi_index(places, table) for places in ((b, c), (b, d))),
-        *(np.ravel_multi_index(places, (*table, grid.parts)) for places in ((b, c, c), (b, d, d), (b, c, d))),
-        pairs,
+        bc=np.ravel_multi_index((b, c), table),
+        bd=np.ravel_multi_index((b, d), table),
+        bcc=np.ravel_multi_index((b, c, c), cube),
+        bdd=np.ravel_multi_index((b, d, d), cube),
+        bcd=np.ravel_multi_index((b, c, d), cube),
+        pairs=pairs,
         key_class=distance_class(grid.middle[d] - grid.middle[c], grid.step),
         query_class=np.floor(away / grid.step + 0.25).astype(np.intp),  # halves of parts, to within an unequal part
         reached=reached,
