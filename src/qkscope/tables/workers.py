@@ -15,18 +15,20 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from qkscope.errors import MomentsFileError, QkscopeError, QkscopeWarning
 from qkscope.processes import NICENESS, WorkerPool, free_memory
-from qkscope.results.folder import MOMENTS, parts_path, vectors_path
+from qkscope.results.folder import CURRENT_JSON, MOMENTS, parts_path, results_file, vectors_path
 from qkscope.results.remove import remove_parts
 from qkscope.study.rows import RowSettings
 from qkscope.study.schema import Study
 
 if TYPE_CHECKING:
+    from qkscope.tables.current import CurrentTables
     from qkscope.tables.parts import PartRequest, TablePart
 
 MIN_BYTES_FOR_WORKER = 16 * 2**20  # of a moments file; tables of smaller ones take less time than a process to start
@@ -44,11 +46,15 @@ class TableParts:
         self._keys: dict[str, str | None] = {}  # of what a checkpoint's rows depend on
 
     def __enter__(self) -> Self:
+        remove_parts(self._folder)  # of a run that was killed
+        return self
+
+    @cached_property
+    def current(self) -> CurrentTables:
+        """The tables that are there: rows that an earlier run made are taken from them."""
         from qkscope.tables.current import CurrentTables
 
-        remove_parts(self._folder)  # of a run that was killed
-        self.current = CurrentTables(self._folder)  # rows that an earlier run made are taken from its tables
-        return self
+        return CurrentTables(self._folder)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._beside is not None:
@@ -57,7 +63,7 @@ class TableParts:
 
     def begin(self, name: str, moments: Path) -> None:
         """Make a checkpoint's part in a worker during the run, if the part is large enough to be worth one."""
-        if self._current_part(name, moments) is not None:
+        if results_file(self._folder, CURRENT_JSON).exists() and self._current_part(name, moments) is not None:
             return
         if self._beside is None and moments.stat().st_size >= MIN_BYTES_FOR_WORKER:
             self._beside = WorkerPool.available(1, niceness=NICENESS)
