@@ -58,6 +58,7 @@ def outcome(name, build, folder):
         probe = Probe(model, DOCUMENTS, out, page=False, groups=GROUPS, batch_tokens=48)
         scalars = []
         found = losses(model, lambda step: scalars.append(probe(step)))
+        probe.finish()
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
     steps = probe.folder.steps if probe.folder else None

@@ -67,9 +67,18 @@ class Encoder:
 
         Whatever the tokenizer raises, a panic included, names the document and the tokenizer.
         """
+        most = max(FEWEST_TOKENIZED, MOST_CHARACTERS * needed)
+        length = min(most, CHARACTERS * needed + SLACK)
         try:
             with panics_raised():
-                return self._start(text, needed)
+                while length < len(text):
+                    ids, other = self.whole(text[:length])[:needed], self.whole(text[: length - length // 8])
+                    differing = (at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
+                    same = next(differing, min(len(ids), len(other)))
+                    if same == needed or length == most:
+                        return ids[:same], same == needed
+                    length = min(most, 2 * length)
+                return self.whole(text)[:needed], True
         except QkscopeError:
             raise
         except Exception as error:
@@ -78,18 +87,6 @@ class Encoder:
                 f"{name}: the tokenizer {tokenizer} fails on it ({type(error).__name__}: {str(error)[:200]}); "
                 "leave the document out, or name another tokenizer"
             ) from error
-
-    def _start(self, text: str, needed: int) -> tuple[list[int], bool]:
-        most = max(FEWEST_TOKENIZED, MOST_CHARACTERS * needed)
-        length = min(most, CHARACTERS * needed + SLACK)
-        while length < len(text):
-            ids, other = self.whole(text[:length])[:needed], self.whole(text[: length - length // 8])
-            differing = (at for at, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
-            same = next(differing, min(len(ids), len(other)))
-            if same == needed or length == most:
-                return ids[:same], same == needed
-            length = min(most, 2 * length)
-        return self.whole(text)[:needed], True
 
 
 # -- windows of token ids ---------------------------------------------------------------------------------------

@@ -143,7 +143,11 @@ class Corpus:
         wanted = sorted(set(indices))
         numbers = {self.documents[index].file for index in wanted}
         files = [self.index.files[number] for number in numbers if number is not None]
-        if self.kept is None or not self.kept.there or not _unchanged(files, self.folder):
+        try:
+            unchanged = all(SourceFile.of(self.folder / file.name, self.folder) == file for file in files)
+        except DocumentError:  # one is not there
+            unchanged = False
+        if self.kept is None or not self.kept.there or not unchanged:
             yield from self._read_windows(tokenizer, context, wanted)
             return
         for index in wanted:
@@ -277,14 +281,6 @@ def _has_same_files(index: TokenIndex, settings: Documents, folder: Path) -> boo
         return False  # reported where the documents are read
     used = here if settings.limit is None else here[: len(index.files)]  # with a limit, the last ones were not read
     return tuple(used) == index.files and all(file.changed <= index.begun - FRESH for file in used)
-
-
-def _unchanged(files: Iterable[SourceFile], folder: Path) -> bool:
-    """Whether the files are there with the same sizes and times."""
-    try:
-        return all(SourceFile.of(folder / file.name, folder) == file for file in files)
-    except DocumentError:
-        return False
 
 
 def batches(

@@ -33,7 +33,9 @@ INSIDE: dict[str, type[BaseModel]] = {
     "common_window": Characters,
     "phases": Phase,
 }
-MODELS = {each.__name__: each for each in (*INSIDE.values(), Series, Study)}
+MODELS: dict[str, type[BaseModel]] = {
+    each.__name__: each for each in (Checkpoint, Documents, Heads, Characters, Phase, Series, Study)
+}
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def _problem(problem: Mapping[str, Any], location: list[Any], model: str) -> str
         )
     if kind == "extra_forbidden":
         of_series = model == Series.__name__ and location[0] == "checkpoints"
-        inside = Series if of_series else INSIDE.get(str(location[0]), Study)
+        inside: type[BaseModel] = Series if of_series else INSIDE.get(str(location[0]), Study)
         keys = (inside if len(location) > 1 else Study).model_fields
         close = difflib.get_close_matches(str(location[-1]), keys, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]!r}?" if close else f"valid keys here: {', '.join(keys)}"

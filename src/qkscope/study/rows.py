@@ -10,7 +10,7 @@ from typing import Literal
 
 from qkscope.errors import InputError, StudyError
 from qkscope.layers import LayerFacts
-from qkscope.study.schema import Characters, Heads, Study
+from qkscope.study.schema import MOST_IN_DETAIL, Characters, Heads, Study
 
 COMPONENTS = 10  # as published; explained variance is spread thinly beyond
 LayerChoice = Literal["all", "full"] | tuple[int, ...]
@@ -47,7 +47,7 @@ def row_settings(study: Study) -> RowSettings:
         heads=HeadSample(study.heads.sample, study.heads.seed) if isinstance(study.heads, Heads) else None,
         layers=study.layers if isinstance(study.layers, str) else tuple(study.layers),
         skip=study.skip_positions,
-        detail=study.in_detail(),
+        detail=len(study.checkpoints) <= MOST_IN_DETAIL if study.detail is None else study.detail,
         common_of_sums=isinstance(study.common_window, Characters),
     )
 

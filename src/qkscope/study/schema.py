@@ -265,10 +265,6 @@ class Study(_Strict):
             )
         return resolved.context
 
-    def in_detail(self) -> bool:
-        """Whether tables with many rows per head are made."""
-        return len(self.checkpoints) <= MOST_IN_DETAIL if self.detail is None else self.detail
-
     def resolved(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with everything it takes from its phase and from the study filled in."""
         phase = self.phases.get(checkpoint.phase or "", Phase())

@@ -286,7 +286,8 @@ def kept_layer(
             )
         vectors[name.kind][name.head] = _head_vectors(scan, order[inside]).astype(np.float32, copy=False)
     assert tokens is not None  # there are queries
-    return KeptLayer(*tokens[:, inside], vectors["q"], vectors["k"])
+    document, position = tokens[:, inside]
+    return KeptLayer(document, position, vectors["q"], vectors["k"])
 
 
 def _head_vectors(scan: HeadScan, rows: NDArray[np.intp]) -> NDArray[Any]:
