@@ -80,10 +80,11 @@ class _ProvingTap(Tap):
     def __init__(self, backbone: nn.Module, layers: Mapping[int, LayerFacts]) -> None:
         super().__init__(backbone, self._keep)
         self.reasons: dict[int, str] = {}
-        self._layers, self._call = layers, None
+        self._layers = layers
+        self._call: AttentionCall | None = None
 
     def _keep(self, call: AttentionCall) -> None:
-        self._call: AttentionCall | None = call
+        self._call = call
 
     def replace_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         call, self._call = self._call, None

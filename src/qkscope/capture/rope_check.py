@@ -65,12 +65,12 @@ def check_rotations(
     """Every layer against the config (a text model's), and against a GGUF file's metadata if that is given."""
     checks = []
     for facts in layers:
+        declared: Declared | None = None
         try:
-            declared: Declared | None = declared_rotation(config, facts, context)
-        except ModelError as error:
-            declared, words = None, str(error)
-        else:
+            declared = declared_rotation(config, facts, context)
             words = declared.words
+        except ModelError as error:
+            words = str(error)
         measured = measured_words(facts, (unmeasured or {}).get(facts.layer, ""))
         problem = "" if declared is None else difference(facts, declared)
         if metadata is not None and not problem and facts.rotary == "rotary":
@@ -180,8 +180,8 @@ def declared_rotation(config: Any, facts: LayerFacts, context: int) -> Declared:
 
 
 def _declares_nope(config: Any, layer: int) -> bool:
-    rotating = getattr(config, "no_rope_layers", None)  # 1 where a layer rotates, despite the name
-    return bool(rotating) and layer < len(rotating) and not rotating[layer]
+    rotating: Sequence[int] = getattr(config, "no_rope_layers", None) or ()  # 1 where a layer rotates, despite the name
+    return layer < len(rotating) and not rotating[layer]
 
 
 def rope_parameters(config: Any, facts: LayerFacts) -> Mapping[str, Any]:

@@ -121,7 +121,8 @@ def begins_at(at: WindowView) -> pd.DataFrame | None:
         documents = dict.fromkeys(names, FEWEST_GROUPS)  # where it is not recorded, the fewest that give errors
         if at.has(COURSE_FILE):
             course = at.table(COURSE_FILE)
-            documents |= course[course["edit"] == edit].set_index("model")["documents"].to_dict()
+            measured = course[course["edit"] == edit]
+            documents |= dict(zip(measured["model"], measured["documents"], strict=True))
         freedom = known["model"].map(documents) - 1.0
         costs = (known[loss] > 0) & (is_significant(known[loss], known[f"{loss}_se"], freedom) == 1)
         wide = known.assign(costs=costs).pivot_table("costs", ["layer", "head"], "model", aggfunc="first")

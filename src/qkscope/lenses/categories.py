@@ -131,8 +131,8 @@ def transitions(categorised: pd.DataFrame, models: Sequence[str]) -> pd.DataFram
         pairs = by_model[before].add_prefix("from_").join(by_model[after].add_prefix("to_"), how="inner")
         doubt = pairs["from_undecided"] + pairs["to_undecided"]  # NaN where either has no errors
         pairs["decided"] = (doubt == 0).astype(float).where(doubt.notna())
-        moves = pairs.groupby(["from_category", "to_category"])["decided"]
-        moves = pd.DataFrame({"heads": moves.size(), "decided": moves.sum(min_count=1)})
+        kinds = pairs.groupby(["from_category", "to_category"])["decided"]
+        moves = pd.DataFrame({"heads": kinds.size(), "decided": kinds.sum(min_count=1)})
         moves = moves.sort_index(key=lambda names: names.map(order)).reset_index()
         steps.append(moves.assign(from_model=before, to_model=after))
     table = pd.concat(steps, ignore_index=True) if steps else pd.DataFrame()

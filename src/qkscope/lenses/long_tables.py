@@ -88,7 +88,7 @@ def changes_pieces(results: Results, measures: Sequence[str] | None = None) -> l
     """What makes the rows of each step at each choice of windows."""
     if not results.own.study.one_run:
         return []
-    pieces = []
+    pieces: list[Callable[[], pd.DataFrame]] = []
     for view in results.views():
         names = view.names
         ends = [(names[0], names[-1])] if len(names) > 2 else []

@@ -147,11 +147,11 @@ def _profiles_in(at: WindowView, model: str) -> list[HeadProfile]:
     for category in CATEGORIES:
         explained = heads["explained_variance"].where(heads["category"] == category)
         if category != UNDEFINED and explained.notna().any():
-            chosen.append((int(explained.idxmax()), category))
+            chosen.append((int(np.nanargmax(explained)), category))
     curved = pd.concat([heads["bend_q"] * heads["between_q"], heads["bend_k"] * heads["between_k"]], axis=1).max(axis=1)
     curved = curved.drop([row for row, _ in chosen])
     if curved.notna().any():
-        chosen.append((int(curved.idxmax()), MOST_BENT))
+        chosen.append((int(str(curved.idxmax())), MOST_BENT))
     found = []
     for row, why in chosen:
         layer, head = int(heads["layer"].iloc[row]), int(heads["head"].iloc[row])

@@ -39,7 +39,7 @@ def _names(lens: Lens) -> list[tuple[str, ...]]:
         *(("lens or figure", name) for name in (lens.name, *figures)),
         *(("source", name) for name in (*(table.name for table in lens.tables), *of_study)),
         *(("summary", summary.name) for summary in lens.summaries),
-        *(("page", each.name) for each in (*lens.details, *lens.own_views)),
+        *(("page", name) for name in (*(each.name for each in lens.details), *(each.name for each in lens.own_views))),
         *(("measure", table.table, column) for table in lens.tables for column in table.written),
     ]
 

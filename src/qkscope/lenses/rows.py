@@ -231,7 +231,7 @@ def mean_rows(measures: HeadTable, sums: LayerSums, columns: Columns, replicates
     every, left = measures.with_averaged(columns), measures.with_averaged(replicates)
     left_out = {*measures.replicated, *(c.name for c in measures.columns if c.kind in ("code", "constant"))}
     wanted: list[tuple[str, bool | None]] = [(name, None) for name in every if name not in left_out]
-    inside = {None: np.ones(len(sums.heads), dtype=bool)}
+    inside: dict[bool | None, NDArray[np.bool_]] = {None: np.ones(len(sums.heads), dtype=bool)}
     if measures.by_category:
         wanted += [(name, side) for name in measures.by_category for side in (True, False)]
         of_heads = dominated(classify(sums.principal.r_q[:, 0], sums.principal.r_k[:, 0]))

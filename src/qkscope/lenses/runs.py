@@ -6,6 +6,8 @@ distribution, and what is compared are its mean, its spread and the shares of ca
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -42,7 +44,7 @@ def across_at(at: WindowView) -> pd.DataFrame | None:
     if table is None:
         return None
     steps = table.groupby("step", sort=True)
-    columns = {"runs": steps["run"].nunique()}
+    columns: dict[str, Any] = {"runs": steps["run"].nunique()}
     for measure in MEASURES:
         columns |= {measure: steps[measure].mean(), f"{measure}_between": steps[measure].std()}
     shared = pd.DataFrame(columns).query("runs > 1").reset_index()

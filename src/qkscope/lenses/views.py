@@ -372,7 +372,7 @@ def build_tables(files: ResultsFolder, lenses: Sequence[Lens] | None = None) -> 
         rows |= {file: each for file, each in chosen.items() if not each.empty}
         return WindowView(files.study, heads, used, common=common, tables=rows, **read)
 
-    windows = {"windows": files.windows, "window_replicates": tables.get(REPLICATES)}
+    windows: dict[str, Any] = {"windows": files.windows, "window_replicates": tables.get(REPLICATES)}
     own, common = view(files.heads, tables, components=files.components, **windows), None
     if files.common is not None:
         at_common = [each for lens in used for each in lens.tables if each.windows != "own"]

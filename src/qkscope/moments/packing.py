@@ -131,7 +131,8 @@ def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
         share, whole = _bucket_shares(layout, counts[0], segments)
         others = _unrounded(arrays, "buckets.xx", share * whole, _units(whole))
         squares = whole_buckets(layout, segments, others, counts[0])
-    buckets = SecondMoments(arrays["pivot"], *counts, arrays["buckets.x"], arrays["buckets.xu"], squares)
+    n_, u_, uu_ = counts
+    buckets = SecondMoments(arrays["pivot"], n_, u_, uu_, arrays["buckets.x"], arrays["buckets.xu"], squares)
     with np.errstate(invalid="ignore"):  # non-finite sums are refused when the file is read
         spans = _sums_over(layout.spans, squares)[:, None]
         share = _span_shares(layout.spans, n) * spans

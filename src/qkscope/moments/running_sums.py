@@ -329,7 +329,7 @@ class _Places:
             (starts <= buckets) & (buckets < stops),
             (ends[:, 0] <= starts[:, 0]) & (starts[:, 0] < ends[:, 1]),
         )
-        diagonal, segments, spans = (torch.from_numpy(each).to(device, torch.float32) for each in weights)
+        diagonal, segments, spans = [torch.from_numpy(each).to(device, torch.float32) for each in weights]
         sketched = [layout.segments.index(span) for span in layout.sketch_spans]
         others = [bucket - first for bucket in layout.others[slots]]
         chosen, own = (torch.tensor(each, dtype=torch.int64, device=device) for each in (sketched, others))

@@ -199,5 +199,6 @@ def _heads(tables: Results) -> str:
     if study.one_run and len(kinds) > 1:
         text += f": {'; '.join(f'{int((last == kind).sum()):,} in {kind} layers' for kind in kinds)}"
     choice = provenance.study.heads if provenance.study else None
-    sampled = isinstance(choice, Mapping) and "sample" in choice
-    return f"{text}, sampled with seed {shortened(str(choice.get('seed')))}" if sampled else text
+    if isinstance(choice, Mapping) and "sample" in choice:
+        return f"{text}, sampled with seed {shortened(str(choice.get('seed')))}"
+    return text

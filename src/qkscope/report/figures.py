@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -115,7 +116,7 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
     for path in (*sorted(code), *sorted(data)):
         try:
             with opened(path, LARGEST_INPUT, follow=path in code) as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+                digest.update(path.name.encode() + hashlib.sha256(file.read()).digest())
         except Unreadable:
             return None
     return digest.hexdigest()
@@ -195,7 +196,7 @@ def _settings(checkpoints: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _spelled(value: object) -> str:
+def _spelled(value: Any) -> str:
     """A setting as text; a mapping, such as a base for each kind of layer, in words."""
     if isinstance(value, Mapping):
         return listed([f"{_spelled(v)} for {shortened(str(k))} layers" for k, v in list(value.items())[:8]])

@@ -251,7 +251,8 @@ def _read_csv(path: Path, texts: Sequence[str] = TEXT_COLUMNS) -> Iterator[pd.Da
                 "low_memory": False,
             }
             whole = pd.read_csv(lines_of(file), chunksize=rows, **options)
-            for table in [whole] if isinstance(whole, pd.DataFrame) else whole:
+            tables: Any = [whole] if rows is None else whole  # a reader, where pieces were asked for
+            for table in tables:
                 if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
                     raise ValueError("its rows have more cells than its header")
                 yield table

@@ -51,8 +51,11 @@ def open_models(
         with located(f"checkpoint {checkpoint.name!r}"):
             sources.append(model_source(checkpoint, file.folder, trust_remote_code))
             own = (checkpoint.tokenizer, checkpoint.tokenizer_revision, file.folder)
-            trust = {"trust_remote_code": trust_remote_code}
-            tokenizers.append(None if own[0] is None else find_source(own[0], *own[1:], role="tokenizer", **trust))
+            tokenizers.append(
+                None
+                if own[0] is None
+                else find_source(own[0], *own[1:], role="tokenizer", trust_remote_code=trust_remote_code)
+            )
     configs: dict[int, Any] = {}
     for number in sorted(range(len(sources)), key=lambda number: READ_ORDER[sources[number].kind]):
         checkpoint = checkpoints[number]

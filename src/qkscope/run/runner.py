@@ -199,7 +199,9 @@ class Worker:
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
                 choose_positions=None if plan.layout.rate == 1 else sampled,
-                on_call=writer and (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
+                on_call=None
+                if writer is None
+                else (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
                 done=batch_done,
             )
         except BatchError as error:

@@ -56,7 +56,7 @@ def remember_run(plan: Plan, folder: Path, options: CaptureOptions) -> None:
         inputs = _inputs(plan.file, options)
     if current is not None and inputs is not None:
         names = [each.checkpoint.name for each in plan.checkpoints]
-        tokens = sorted({each.corpus.key for each in plan.checkpoints})
+        tokens = sorted({each.corpus.index.key for each in plan.checkpoints})
         moments = {name: file_state(moments_path(folder, name)) for name in names}
         run = RunInputs(inputs=inputs, tokens=tokens, moments=moments)
         current.model_copy(update={"run": run}).save(folder)

@@ -230,10 +230,10 @@ def mostly_rope(at: WindowView, entry: Entry) -> Evidence:
     drawn = [panel.drawn(name, entry.name, part) for name in names]
     documents = spread(drawn[0] - drawn[1]) if len(drawn[0]) == len(drawn[1]) else UNKNOWN_ERROR
     values = [panel.values(name, entry.name, part) for name in names]
-    heads = clustered_error(values[0] - values[1], panel.key_heads(entry.name, part))
+    among = clustered_error(values[0] - values[1], panel.key_heads(entry.name, part))
     texts = [mean_of(panel, name, entry.name, part) for name in names]
     words = f"the prediction gives {texts[0]}, the excess is {texts[1]}"
-    return Evidence(predicted - beyond, documents, heads, words, named(part))
+    return Evidence(predicted - beyond, documents, among, words, named(part))
 
 
 def not_measured(at: WindowView, _: Entry) -> Evidence:

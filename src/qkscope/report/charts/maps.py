@@ -108,7 +108,7 @@ def print_values(axes: Axes, values: np.ndarray, image: AxesImage, digits: int, 
     """The number of each cell, black or white."""
     for row, column in np.argwhere(np.isfinite(values)):
         value = float(values[row, column])
-        red, green, blue, _ = image.cmap(image.norm(value))
+        red, green, blue, _ = np.asarray(image.cmap(image.norm(np.array([value]))))[0]
         axes.text(
             column, row, f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−"), ha="center", va="center",
             fontsize=size, gid="cell", in_layout=False, color=style.readable_on((red, green, blue)),
@@ -165,8 +165,10 @@ def draw_head_scatter(title: str, chart: HeadScatter, tables: Results) -> Figure
         for axes in grid.flat:
             axes.set(xlim=(low - 0.05, 1.05), ylim=(low - 0.05, 1.05))
             axes.set_aspect("equal", adjustable="box")
-    dots = {"marker": "o", "linestyle": "none"}
-    entries = [Line2D([], [], color=color, label=style.plain(group), **dots) for group, color in groups.items()]
+    entries = [
+        Line2D([], [], color=color, label=style.plain(group), marker="o", linestyle="none")
+        for group, color in groups.items()
+    ]
     if len(entries) > 1 or chart.color == "category":
         style.header_legend(figure, entries, min(len(entries), 6))
     return style.finish(figure)
