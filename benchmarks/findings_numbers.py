@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.stats.significance import SMALLEST, Error, combined
-from qkscope.stats.significance import direction
+from qkscope.stats.significance import SMALLEST, Error, combined, direction
 from qkscope.text import counted
-from qkscope.words.phrases import listed, plus_minus
-from qkscope.words.phrases import decimals_of
+from qkscope.words.phrases import decimals_of, listed, plus_minus
 
 ALL = "all"  # layer types together
 UNKNOWN = Error(math.nan, math.nan)

@@ -53,13 +53,21 @@ def write_figure(
 
     Without `titles` it has no headline and no note, for papers with captions of their own.
     """
+<<<<<<< HEAD
     place = output_folder(folder, FIGURES, name or folder_name(figure))
+=======
+    place = figure_folder(folder, name or folder_name(figure))
+    _draw(figure, tables, place, titles)
+    return _write_card(figure, tables, place)
+
+
+def _draw(figure: Figure, tables: Results, place: Path, titles: bool) -> None:
+>>>>>>> r33-report
     picture = draw_chart(figure, tables)
     for text in picture.texts:
         text.set_visible(titles or text.get_gid() not in ("title", "note"))
     style.save_as(picture, place / FIGURE_PNG, place / FIGURE_SVG)
     drop_page_cache()
-    return _write_card(figure, tables, place)
 
 
 def _write_card(figure: Figure, tables: Results, place: Path) -> list[Path]:
@@ -74,15 +82,19 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
     drawn from. Figures of an earlier report that no longer apply are removed.
     """
     shown = drawable(tables)
-    named = {folder_name(figure): figure for figure in shown}
-    named |= {published_folder(figure): figure for figure in PUBLISHED.values()}
-    for figure in named.values():
-        figure_card(figure, tables)  # here, so that what cards need is computed once, not in every process
+    figures = [*((folder_name(each), each) for each in shown), *((published_folder(p), p) for p in PUBLISHED.values())]
+    places = [figure_folder(folder, name) for name, _ in figures]
+    # Cards first, so that what figures need is computed once, not in every process.
+    cards = zip(figures, places, strict=True)
+    written = [path for (_, figure), place in cards for path in _write_card(figure, tables, place)]
+    gallery, inputs = gallery_path(folder), _inputs(tables, [figure for _, figure in figures], titles)
+    stamp = _stamp(places, inputs)
+    if stamp is None or stamp.encode() not in (_contents(gallery) or b""):
 
-    inputs = _inputs(tables, list(named.values()), titles)
-    drawn = _stamp(folder, list(named), inputs)
-    is_drawn = drawn is not None and drawn.encode() in (_contents(gallery_path(folder)) or b"")
+        def draw(number: int) -> None:
+            _draw(figures[number][1], tables, places[number], titles)
 
+<<<<<<< HEAD
     def write(item: tuple[str, Figure]) -> list[Path]:
         if is_drawn:
             return _write_card(item[1], tables, output_folder(folder, FIGURES, item[0]))
@@ -96,6 +108,13 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
     stamp = _stamp(folder, list(named), inputs)
     write_text(gallery_path(folder), to_markdown(_gallery(shown, tables)) + (f"\n{stamp}\n" if stamp else ""))
     return [*written, gallery_path(folder)]
+=======
+        list(over_cores(draw, range(len(figures)), WORTH_SHARING))
+        stamp = _stamp(places, inputs)
+    remove_stale_figures(folder, {name for name, _ in figures})
+    write_text(gallery, to_markdown(_gallery(shown, tables)) + (f"\n{stamp}\n" if stamp else ""))
+    return [*written, gallery]
+>>>>>>> r33-report
 
 
 def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | None:
@@ -108,9 +127,7 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
     names = (study.title, study.kind, study.axis, study.axis_scale, study.selected, entries)
     declared = [(f.name, f.title, f.chart) for f in figures], list(tables.own.measures.values())
     digest = hashlib.sha256(repr((names, declared, titles, matplotlib.__version__, style.families())).encode())
-    own = (
-        importlib.util.find_spec(drawing_place(figure).split(":")[0]) for figure in figures
-    )  # of other packages, too
+    own = (importlib.util.find_spec(drawing_place(figure).split(":")[0]) for figure in figures)  # or another package's
     code = {*PACKAGE.rglob("*.py"), *(Path(str(spec.origin)) for spec in own if spec is not None)}
     data = [path for path in files.iterdir() if path.suffix in (".csv", ".parquet")]
     for path in (*sorted(code), *sorted(data)):
@@ -122,6 +139,7 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
     return digest.hexdigest()
 
 
+<<<<<<< HEAD
 def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None:
     """A line about all pictures in their folders and what they were drawn from; None where one is missing."""
     pictures = [
@@ -130,10 +148,15 @@ def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None
         for picture in (FIGURE_PNG, FIGURE_SVG)
     ]
     known = [picture for picture in pictures if picture is not None]
+=======
+def _stamp(places: Sequence[Path], inputs: str | None) -> str | None:
+    """A line about all pictures in these folders and what they were drawn from; None where one is missing."""
+    pictures = [_contents(place / picture) for place in places for picture in (FIGURE_PNG, FIGURE_SVG)]
+    known = [hashlib.sha256(picture).digest() for picture in pictures if picture is not None]
+>>>>>>> r33-report
     if inputs is None or len(known) < len(pictures):
         return None
-    digest = hashlib.sha256(b"".join(hashlib.sha256(picture).digest() for picture in known))
-    return f"<!-- pictures {digest.hexdigest()[:32]}, drawn from {inputs[:32]} -->"
+    return f"<!-- pictures {hashlib.sha256(b''.join(known)).hexdigest()[:32]}, drawn from {inputs[:32]} -->"
 
 
 def _contents(path: Path) -> bytes | None:
