@@ -37,6 +37,11 @@ TIMES = "times.csv"  # beside a corpus's results: each command, its seconds, tho
 ROPE = "rope_draws.csv"  # beside a corpus's results: r and what RoPE alone predicts at each window
 HEAD = ["model", "layer", "head"]
 WHO = ["model", "layer_kind", "window", "heads"]
+WHY = {  # there is no prediction
+    Basis.UNKNOWN_ROTATION: "the rotation of the layer could not be measured",
+    Basis.NOT_SUMMED: "nothing was summed before rotation (moments of an earlier version, or stage pre_rope)",
+    Basis.TOO_FEW_TOKENS: "there are fewer tokens before rotation than the head has dimensions",
+}
 
 
 def _with_errors(*names: str) -> list[str]:
@@ -262,7 +267,7 @@ def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFram
     every = with_layer_kind(found[TABLE.table].astype({"attention_window": float}))
     known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
     others = every[~every.index.isin(known.index)]
-    why = "; ".join(Basis(int(code)).words for code in sorted(set(others["prediction"])))
+    why = "; ".join(WHY[Basis(int(code))] for code in sorted(set(others["prediction"])))
     left = {"model": model, "window": window, "unpredicted": len(others), "why": why}
     if known.empty:
         return [{**left, "layer_kind": "all", "heads": 0}]
