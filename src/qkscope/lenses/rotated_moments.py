@@ -302,8 +302,7 @@ def bend_traces(of: BucketRotation, matrices: Array) -> Array:
     Symmetric matrices M are (n, buckets, d, d), each for an equal share of the rows, in order.
     """
     planes, by, order = of.planes, interval_means(of.planes, tuple(pairwise(of.edges))), of.planes.order
-    if not np.array_equal(order, np.arange(planes.width)):
-        matrices = matrices[..., order[:, None], order]
+    matrices = matrices if isinstance(planes.back, slice) else matrices[..., order[:, None], order]
 
     def by_matrix(x: NDArray[Any]) -> NDArray[Any]:
         return x.reshape(len(matrices), -1, *x.shape[1:]).swapaxes(1, 2)  # (n, buckets, rows of each, …)

@@ -53,16 +53,12 @@ def write_figure(
 
     Without `titles` it has no headline and no note, for papers with captions of their own.
     """
-<<<<<<< HEAD
     place = output_folder(folder, FIGURES, name or folder_name(figure))
-=======
-    place = figure_folder(folder, name or folder_name(figure))
     _draw(figure, tables, place, titles)
     return _write_card(figure, tables, place)
 
 
 def _draw(figure: Figure, tables: Results, place: Path, titles: bool) -> None:
->>>>>>> r33-report
     picture = draw_chart(figure, tables)
     for text in picture.texts:
         text.set_visible(titles or text.get_gid() not in ("title", "note"))
@@ -83,7 +79,7 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
     """
     shown = drawable(tables)
     figures = [*((folder_name(each), each) for each in shown), *((published_folder(p), p) for p in PUBLISHED.values())]
-    places = [figure_folder(folder, name) for name, _ in figures]
+    places = [output_folder(folder, FIGURES, name) for name, _ in figures]
     # Cards first, so that what figures need is computed once, not in every process.
     cards = zip(figures, places, strict=True)
     written = [path for (_, figure), place in cards for path in _write_card(figure, tables, place)]
@@ -94,27 +90,11 @@ def write_figures(tables: Results, folder: Path, *, titles: bool = True) -> list
         def draw(number: int) -> None:
             _draw(figures[number][1], tables, places[number], titles)
 
-<<<<<<< HEAD
-    def write(item: tuple[str, Figure]) -> list[Path]:
-        if is_drawn:
-            return _write_card(item[1], tables, output_folder(folder, FIGURES, item[0]))
-        return write_figure(item[1], tables, folder, name=item[0], titles=titles)
-
-    if is_drawn:
-        written = [path for item in named.items() for path in write(item)]
-    else:
-        written = [path for paths in over_cores(write, list(named.items()), WORTH_SHARING) for path in paths]
-    remove_stale_figures(folder, set(named))
-    stamp = _stamp(folder, list(named), inputs)
-    write_text(gallery_path(folder), to_markdown(_gallery(shown, tables)) + (f"\n{stamp}\n" if stamp else ""))
-    return [*written, gallery_path(folder)]
-=======
         list(over_cores(draw, range(len(figures)), WORTH_SHARING))
         stamp = _stamp(places, inputs)
     remove_stale_figures(folder, {name for name, _ in figures})
     write_text(gallery, to_markdown(_gallery(shown, tables)) + (f"\n{stamp}\n" if stamp else ""))
     return [*written, gallery]
->>>>>>> r33-report
 
 
 def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | None:
@@ -139,21 +119,10 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
     return digest.hexdigest()
 
 
-<<<<<<< HEAD
-def _stamp(folder: Path, names: Sequence[str], inputs: str | None) -> str | None:
-    """A line about all pictures in their folders and what they were drawn from; None where one is missing."""
-    pictures = [
-        _contents(output_folder(folder, FIGURES, name) / picture)
-        for name in names
-        for picture in (FIGURE_PNG, FIGURE_SVG)
-    ]
-    known = [picture for picture in pictures if picture is not None]
-=======
 def _stamp(places: Sequence[Path], inputs: str | None) -> str | None:
     """A line about all pictures in these folders and what they were drawn from; None where one is missing."""
     pictures = [_contents(place / picture) for place in places for picture in (FIGURE_PNG, FIGURE_SVG)]
     known = [hashlib.sha256(picture).digest() for picture in pictures if picture is not None]
->>>>>>> r33-report
     if inputs is None or len(known) < len(pictures):
         return None
     return f"<!-- pictures {hashlib.sha256(b''.join(known)).hexdigest()[:32]}, drawn from {inputs[:32]} -->"

@@ -47,15 +47,6 @@ class Basis(IntEnum):
     NOT_SUMMED = 3
     TOO_FEW_TOKENS = 4
 
-    @property
-    def words(self) -> str:
-        """Why there is no prediction."""
-        return {
-            Basis.UNKNOWN_ROTATION: "the rotation of the layer could not be measured",
-            Basis.NOT_SUMMED: "nothing was summed before rotation (moments of an earlier version, or stage pre_rope)",
-            Basis.TOO_FEW_TOKENS: "there are fewer tokens before rotation than the head has dimensions",
-        }.get(self, "")
-
 
 def basis_of(facts: LayerFacts, *before: BeforeRotation | None) -> Basis:
     """What the prediction of a layer rests on, given what was summed of it."""

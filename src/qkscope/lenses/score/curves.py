@@ -83,13 +83,6 @@ class Seen:
     levels: Array  # (buckets, positions): how much each key counts for the queries of each bucket together
     even: Array  # (buckets, key buckets): the same where all keys of a bucket count alike; NaN where they do not
 
-    def mean(self, k: Array) -> Array:
-        """(heads, positions, d): the mean of the keys that each query sees."""
-        summed = np.concatenate(
-            [np.zeros((len(k), 1, k.shape[2])), np.cumsum(self.of_key[:, None] * k, axis=1)], axis=1
-        )
-        return np.asarray((summed[:, 1:] - summed[:, self.first]) * self.inverse[:, None])
-
 
 @lru_cache(maxsize=32)
 def seen_on_grid(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...], most: int) -> Seen:
@@ -112,15 +105,23 @@ def seen_on_grid(edges: tuple[int, ...], reach: Reach, known: tuple[bool, ...], 
     return Seen(grid, of_query, of_key, first, inverse, levels[:, :-1], np.where(low == high, low, np.nan))
 
 
-def seen_variance(q: Array, k: Array, which: NDArray[np.intp], seen: Seen) -> Array:
+def key_curves(lines: Array, arcs: Arcs, seen: Seen) -> tuple[Array, Array]:
+    """(key heads, positions, d) each: the mean key at every position, and the mean of the keys that each query sees."""
+    k = curve(lines, arcs, slice(None), seen.grid)
+    summed = np.zeros((len(k), k.shape[1] + 1, k.shape[2]))
+    np.cumsum(seen.of_key[:, None] * k, axis=1, out=summed[:, 1:])
+    return k, np.asarray((summed[:, 1:] - summed[:, seen.first]) * seen.inverse[:, None])
+
+
+def seen_variance(q: Array, k: Array, mean: Array, which: NDArray[np.intp], seen: Seen) -> Array:
     """(heads, buckets): the variance of q·k over the keys that a query sees, averaged over each bucket's queries.
 
-    Curves are (heads, positions, d) and (key heads, positions, d), of which each head reads one.
+    Curves are (heads, positions, d) and `key_curves`, of which each head reads one.
     """
-    k, first, (heads, count, d) = for_readers(k, which), seen.first, q.shape
+    k, mean, first, (heads, count, d) = for_readers(k, which), for_readers(mean, which), seen.first, q.shape
     q = q.reshape(len(k), -1, count, d)  # (key heads, readers of each, positions, d)
     block = max(FEWEST_TOGETHER, d)  # products with single keys then cost about as much as those with second moments
-    variance = -(np.einsum("krtd,ktd->krt", q, seen.mean(k)) ** 2)
+    variance = -(np.einsum("krtd,ktd->krt", q, mean) ** 2)
     squares = [np.zeros((len(k), d, d))]  # of the keys before each block
     for start in range(0, count, block):
         rows = slice(start, min(start + block, count))
@@ -138,15 +139,15 @@ def seen_variance(q: Array, k: Array, which: NDArray[np.intp], seen: Seen) -> Ar
     return np.add.reduceat(variance.reshape(heads, count) * seen.of_query, starts, axis=1)
 
 
-def seen_covariance(k: Array, seen: Seen) -> Array:
-    """(heads, buckets, d, d): the covariance of the keys that a query sees, averaged over each bucket's queries."""
+def seen_covariance(k: Array, mean: Array, seen: Seen) -> Array:
+    """(key heads, buckets, d, d): the covariance of the keys that a query sees, averaged over each bucket's queries."""
     heads, _, d = k.shape
     buckets = [slice(start, stop) for start, stop in seen.grid.runs]
     squares = np.stack([(seen.of_key[of, None] * k[:, of]).swapaxes(1, 2) @ k[:, of] for of in buckets], axis=1)
     evenly = np.nan_to_num(seen.even) @ squares.reshape(heads, len(buckets), d * d)
-    covariances, means = evenly.reshape(squares.shape), seen.mean(k)
+    covariances = evenly.reshape(squares.shape)
     for number, of in enumerate(buckets):
-        covariances[:, number] -= (seen.of_query[of, None] * means[:, of]).swapaxes(1, 2) @ means[:, of]
+        covariances[:, number] -= (seen.of_query[of, None] * mean[:, of]).swapaxes(1, 2) @ mean[:, of]
         for keys in (buckets[other] for other in np.flatnonzero(np.isnan(seen.even[number]))):
             by = (seen.levels[number] * seen.of_key)[keys, None]
             covariances[:, number] += (by * k[:, keys]).swapaxes(1, 2) @ k[:, keys]

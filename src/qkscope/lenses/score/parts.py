@@ -18,7 +18,7 @@ import numpy as np
 
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.rotated_moments import Array, bend_traces
-from qkscope.lenses.score.curves import COARSE, FINE, curve, seen_covariance, seen_on_grid, seen_variance
+from qkscope.lenses.score.curves import COARSE, FINE, curve, key_curves, seen_covariance, seen_on_grid, seen_variance
 from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys, slopes
 from qkscope.lenses.stacks import for_readers, in_blocks
 from qkscope.lenses.sums import LayerSums
@@ -92,7 +92,8 @@ def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     seen = means.seen.residual.reshape(3 * buckets, buckets) @ left.reshape(-1, buckets, d * d)
     seen = for_readers(seen.reshape(-1, 3, buckets, d, d), which)
     content, drifting, squared = seen.swapaxes(0, 1)  # one for all heads that read a key head, or one for each
-    spread = for_readers(_spread_of_means(means, most), which)
+    position, spread, late = of_means(means, most)
+    spread = for_readers(spread, which)
 
     def by_key(of_heads: Array) -> Array:
         """(heads, buckets, …) as (matrices, buckets, heads of each, …)."""
@@ -116,45 +117,34 @@ def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
     preference = form(mean, content, mean) + 2 * form(mean, drifting, slope) + form(slope, squared, slope)
     if arcs is not None:
         preference += bend_traces(arcs[0], content)
-    position, late = of_means(means, most)
     parts = (with_residuals(spread), preference, with_residuals(content))
     query_position, preference, query = ((weights * part).sum(axis=1) for part in parts)
     return Split(position, query_position, preference, query, late)
 
 
-def _spread_of_means(means: MeanVectors, most: int) -> Array:
-    """(key heads, buckets, d, d): the covariance of the mean keys that a query sees, averaged over each bucket."""
-    arcs, cells = means.cells.arcs, means.cells
-    if arcs is None:
-        k, half = means.k[:, None], means.k.shape[1]
-        return np.asarray(k.swapaxes(2, 3) @ (means.seen.variance[:, :half, :half] @ k))
-    seen = seen_on_grid(cells.edges, cells.reach, means.known_k, most)
-    blocks = in_blocks(len(means.k), 8 * len(seen.of_key) * means.k.shape[2])
-    return np.concatenate([seen_covariance(curve(means.k, arcs[1], keys, seen.grid), seen) for keys in blocks])
+def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array, Array]:
+    """What means alone give: the variance of the mean score over seen keys, the covariance of the mean keys that a
+    query sees, averaged over each bucket's queries (key heads, buckets, d, d), and the rise of late queries.
 
-
-def of_means(means: MeanVectors, most: int = FINE) -> tuple[Array, Array]:
-    """The variance of the mean score over seen keys, and the rise of late queries: one of each per head.
-
-    Without arcs the variance is exact; with them it is that of at most so many positions. The rise is of the lines.
+    Without arcs variances are exact; with them they are those of at most so many positions. The rise is of the lines.
     """
-    which, weights, arcs = means.cells.which, means.weights, means.cells.arcs
+    cells, weights, arcs = means.cells, means.weights, means.cells.arcs
     heads, buckets = weights.shape
-    dots = means.q @ means.k[which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
+    dots = means.q @ means.k[cells.which].transpose(0, 2, 1)  # (heads, 2 buckets, 2 buckets)
     four = np.concatenate([dots[:, :buckets], dots[:, buckets:]], axis=2)  # (heads, buckets, 4 buckets)
     late = (weights * (four * means.seen.late).sum(axis=2)).sum(axis=1)
     share = weights @ means.seen.late_share
     rise = np.divide(late, share, out=np.full(heads, np.nan), where=share > 0)
     if arcs is None:
-        by_bucket = four.swapaxes(0, 1)
+        by_bucket, lines = four.swapaxes(0, 1), means.k[:, None]
         variances = ((by_bucket @ means.seen.variance) * by_bucket).sum(axis=2).T
+        spread = lines.swapaxes(2, 3) @ (means.seen.variance[:, : 2 * buckets, : 2 * buckets] @ lines)
     else:
-        seen, variances = (
-            seen_on_grid(means.cells.edges, means.cells.reach, means.known_k, most),
-            np.empty(weights.shape),
-        )
-        k = curve(means.k, arcs[1], slice(None), seen.grid)
+        seen, variances = seen_on_grid(cells.edges, cells.reach, means.known_k, most), np.empty(weights.shape)
+        k, mean = key_curves(means.k, arcs[1], seen)
+        spread = np.concatenate([seen_covariance(k[of], mean[of], seen) for of in in_blocks(len(k), k[0].nbytes)])
         for block in in_blocks(heads, 2 * k[0].nbytes, heads // len(k)):
-            keys, read = np.unique(which[block], return_inverse=True)
-            variances[block] = seen_variance(curve(means.q, arcs[0], block, seen.grid), k[keys], read, seen)
-    return (weights * variances).sum(axis=1), rise
+            keys, read = np.unique(cells.which[block], return_inverse=True)
+            q = curve(means.q, arcs[0], block, seen.grid)
+            variances[block] = seen_variance(q, k[keys], mean[keys], read, seen)
+    return (weights * variances).sum(axis=1), spread, rise
