@@ -79,9 +79,12 @@ def head(tables: Tables) -> str:
 
 def undecided(tables: Tables) -> str:
     """What the study cannot tell."""
+    entries = tables.table("entries")
+    longest, short = int(entries["window"].max()), entries[entries["window"] < entries["trained_context"]]
+    beyond = f" No window beyond {longest:,} tokens was measured, although {all_of(dict.fromkeys(short['label']))} "
     return (
-        "**Not decided:** what happens in larger models, in training, in other texts, and beyond these windows. Four "
-        "models show what can happen, not what is typical."
+        "**Not decided:** what happens in larger models, in training, and in other texts. Four models show what can "
+        "happen, not what is typical." + (f"{beyond}were trained for longer ones." if len(short) else "")
     )
 
 
@@ -137,7 +140,7 @@ def windows(tables: Tables) -> tuple[str, str, str]:
                 if number.sign and abs(number.value) > largest[0]:
                     largest = (abs(number.value), f"The largest change is in {place.case}: {ends[0]} to {ends[1]}.")
             rows += window_rows(tables, part, first, last)
-    lead = "**r depends on the window.**" if largest[1] else "**No change is significant.**"
+    lead = "**r depends on the window.**" if largest[1] else "**No change between windows is significant.**"
     columns = ["model", "windows", "measure", *tables.corpora]
     text = (
         "Changes between two windows of the same documents, paired by document group, with the same weights. Any "

