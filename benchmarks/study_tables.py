@@ -24,7 +24,6 @@ from qkscope.stats.significance import UNKNOWN_ERROR, Error, clustered_error, co
 DIGITS = 5
 RUN = ["part", "corpus"]
 HEAD = ["model", "layer", "head"]
-<<<<<<< HEAD
 EVERY = "all"  # layer types together
 MEANS = "tables/means.csv"
 TIMES = "times.csv"  # next to a corpus's results: each command, its seconds, those of its processes, and the cores
@@ -39,14 +38,6 @@ KEPT_OF_HEADS = [*HEAD, "kv_head", "layer_type", "window", "category", "r_q", "r
 CLAIMS = ["claim", "model", "population", "value", "value_se", "value_se_heads", "verdict", "why"]
 ABLATION = ["model", "edit", "group", "heads", "documents", "draws", "chosen", "controls", "excess", "excess_se", "low",
             "high", "exceeds", "chosen_dose", "controls_dose"]  # fmt: skip
-=======
-WHO = ["model", "layer_kind", "window", "heads"]
-WHY = {  # there is no prediction
-    Basis.UNKNOWN_ROTATION: "the rotation of the layer could not be measured",
-    Basis.NOT_SUMMED: "nothing was summed before rotation (moments of an earlier version, or stage pre_rope)",
-    Basis.TOO_FEW_TOKENS: "there are fewer tokens before rotation than the head has dimensions",
-}
->>>>>>> r33-rope
 
 
 def write(folders: Mapping[tuple[str, str], Path], place: Path) -> None:
@@ -136,7 +127,6 @@ def ablated_tokens(results: Path) -> int:
 # --- differences --------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
 def across_windows(results: Path, heads: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """From each window that has errors to a model's own: the same documents, heads, and weights."""
     rows, replicates = _heads(results), _replicates(results)
@@ -212,22 +202,6 @@ def _numbers(heads: pd.DataFrame) -> dict[str, np.ndarray]:
 def _parts(heads: pd.DataFrame) -> Iterable[tuple[str, np.ndarray]]:
     """All heads, and those of each layer type where there are several."""
     kinds = [kind for kind in dict.fromkeys(heads["layer_type"]) if kind != EVERY]
-=======
-def at_window(moments: Moments, model: str, window: int, replicates: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for all heads that have a prediction, and one for each kind of layer where there are several."""
-    found = checkpoint_rows(moments, [TABLE], RowSettings(own=window), model=model)
-    every = with_layer_kind(found[TABLE.table].astype({"attention_window": float}))
-    known = every[every["prediction"].isin((Basis.ROTATION, Basis.NOTHING_ROTATES))]
-    others = every[~every.index.isin(known.index)]
-    why = "; ".join(WHY[Basis(int(code))] for code in sorted(set(others["prediction"])))
-    left = {"model": model, "window": window, "unpredicted": len(others), "why": why}
-    if known.empty:
-        return [{**left, "layer_kind": "all", "heads": 0}]
-    kinds = {"all": known, **{str(kind): rows for kind, rows in known.groupby("layer_kind")}}
-    if len(kinds) == 2:
-        del kinds[next(kind for kind in kinds if kind != "all")]
-    here, means = replicates[replicates["window"] == window], found[LAYER_MEANS]
->>>>>>> r33-rope
     return [
         (EVERY, np.ones(len(heads), dtype=bool)),
         *((kind, (heads["layer_type"] == kind).to_numpy()) for kind in kinds),
