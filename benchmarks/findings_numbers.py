@@ -10,12 +10,24 @@ from pathlib import Path
 
 import pandas as pd
 
-from qkscope.stats.significance import SMALLEST, Error, combined, direction
+from qkscope.stats.significance import SMALLEST, Error, Significance, combined, decide
 from qkscope.text import counted
-from qkscope.words.phrases import decimals_of, listed, plus_minus
+from qkscope.words.phrases import listed, plus_minus
 
 ALL = "all"  # layer types together
 UNKNOWN = Error(math.nan, math.nan)
+
+
+def direction(value: float, *errors: Error, smallest: float = SMALLEST) -> int:
+    """1 or -1 for a significant number above or below 0, else 0."""
+    if decide(value, *errors, smallest=smallest) is not Significance.CHANGED:
+        return 0
+    return 1 if value > 0 else -1
+
+
+def decimals_of(error: float) -> int:
+    """So many that an error keeps one digit, or two where the first is a 1."""
+    return max(0, -math.floor(math.log10(error)) + (1 if f"{error:e}"[0] == "1" else 0))
 
 
 def cases(count: int) -> str:
