@@ -53,9 +53,9 @@ def test_scores_are_those_of_eager_attention():
 def test_a_capture_keeps_them_and_shards_without_them_do_not_matter():
     model = tiny("llama")
     ids = torch.randint(3, 128, (4, 48), generator=torch.Generator().manual_seed(0)).tolist()
-    layout = capture_layout(48, groups=4)
-    first = collect_moments(model, [make_batch(ids[:2], [0, 1], ["a", "b"], [0, 1])], layout, head_types=True)
-    second = collect_moments(model, [make_batch(ids[2:], [2, 3], ["c", "d"], [2, 3])], layout)
+    layout = capture_layout(48, groups=4, repeated=True)
+    first = collect_moments(model, [make_batch(ids[:2], [0, 1], ["a", "b"], [0, 1])], layout)
+    second = collect_moments(model, [make_batch(ids[2:], [2, 3], ["c", "d"], [2, 3])], layout, first_shard=False)
     alone = first.attention(0).patterns
     assert alone.shape == (4, 4, 3) and np.isfinite(alone).all()
     assert np.isnan(second.attention(0).patterns).all()

@@ -42,6 +42,8 @@ def capture_moments(
     buckets: int = 16,
     groups: int | None = None,
     common_window: int | None = None,
+    attention_rows: int = 8,
+    head_types: bool = False,
     stage: Stage = "post_rope",
     batch_size: int = 1,
     progress: Callable[[int], None] | None = None,
@@ -55,7 +57,8 @@ def capture_moments(
     `common_window`: a window at which other moments will be compared with these (by default the whole context).
     `groups` is the number of document groups, for errors: by default 16 if there are at least 32 windows and the sums
     stay below 2 GB, else 8 (also where the number of windows is not known beforehand).
-    `progress` hears the number of tokens of each finished batch.
+    The attention of `attention_rows` queries per window is evaluated, too (0: none), and with `head_types` that of
+    repeated random tokens. `progress` hears the number of tokens of each finished batch.
     """
     from qkscope.capture.collect import collect_moments
     from qkscope.capture.probe import probe_model
@@ -68,6 +71,8 @@ def capture_moments(
     batch_size = whole_argument("batch_size", batch_size, 1)
     ids, context = _windows(model, windows, context)
     layout = _layout(context, buckets, FEW_GROUPS if groups is None else groups, common_window, stage)
+    rows = whole_argument("attention_rows", attention_rows, 0, MOST_BUCKETS)
+    layout = replace(layout, rows=rows, repeated=int(bool(head_types) and rows > 0))
     report = progress or (lambda tokens: None)
     try:
         probe = probe_model(model, context=context)

@@ -79,14 +79,14 @@ def collect_moments(
     last_layer: int | None = None,
     choose_positions: ChoosePositions | None = None,
     on_call: OnCall | None = None,
-    head_types: bool = False,
+    first_shard: bool = True,
     done: Callable[[Batch], None] = lambda batch: None,
 ) -> Moments:
     """Every head's moments over all batches, after or before rotation.
 
     Layers behind `last_layer` are left out, and not run. `choose_positions` gives the positions that a layer sums of a
     batch, -1 for tokens that a sample leaves out (by default all are summed). `on_call` is called with every attention
-    call, `done` with every finished batch. With `head_types`, repeated random tokens are run, too.
+    call, `done` with every finished batch. Repeated random tokens are run once, for the `first_shard`.
     """
     probed = probe or probe_model(model, context=layout.context)
     layers = [facts for facts in probed.layers if last_layer is None or facts.layer <= last_layer]
@@ -94,11 +94,11 @@ def collect_moments(
         prove_pre_rope(model, layers)
     no_rows = prove_attention(model, layers) if layout.rows and stage == "post_rope" else {}
     if stage == "pre_rope":
-        layout = replace(layout, rows=0)
+        layout = replace(layout, rows=0, repeated=0)
     about = {"n_layers": probed.n_layers, **({"attention_not_evaluated": no_rows} if no_rows else {})}
     moments = Moments(layout, layers, about | dict(provenance or {}))
     backbone = text_backbone(model)
-    if head_types and layout.rows:
+    if first_shard and layout.repeated:
         moments.add_head_types(measure_head_types(model, probed, layout.groups, no_rows))
     collector = _Collector(moments, text_config(model), choose_positions, on_call, no_rows)
     with evaluation(model), open_tap(backbone, collector.observe, stage) as tap:

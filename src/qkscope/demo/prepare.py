@@ -78,7 +78,8 @@ def _study_text(plans: list[DemoCheckpoint]) -> str:
         for plan in plans
     ]
     documents = {"files": "documents/*.txt", "special_tokens": "none"}
-    study = {"study": "demo", "title": "SmolLM3-demo", "documents": documents, "checkpoints": checkpoints}
+    study = {"study": "demo", "title": "SmolLM3-demo", "head_types": True, "documents": documents}
+    study["checkpoints"] = checkpoints
     return STUDY_HEADER + yaml.safe_dump(study, sort_keys=False, allow_unicode=True)
 
 

@@ -32,11 +32,12 @@ BOUNDS = {
     "unrotated_sketched": MAX_DIRECTIONS,
     "rows": MAX_ROWS,
     "rows_seed": 2**63,
+    "repeated": 1,
 }
 SKETCHED = 4  # directions of each query head: its PC0 at any window is well within their span
 # Of each head before rotation: PC0 lies in planes that turn slowly, so turned back it hardly leaves its first position.
 UNROTATED_SKETCHED = 2
-ATTENTION_ROWS = 8  # queries per document: over heads, their means correlate .996 to .9985 with those of all rows
+ATTENTION_ROWS = 8  # queries per document (study/schema.py)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Layout:
     unrotated_sketched: int = 0  # directions of each head along which groups keep squares before rotation; 0: none
     rows: int = 0  # queries of each document whose attention is evaluated; 0: none
     rows_seed: int = 0  # of their positions
+    repeated: int = 0  # 1: repeated random tokens are run for head types
 
     def __post_init__(self) -> None:
         if len(self.edges) < 2 or self.edges[0] != 0 or any(a >= b for a, b in pairwise(self.edges)):
@@ -95,7 +97,7 @@ class Layout:
         if self.unrotated_sketched != other.unrotated_sketched:
             one, two = replace(one, unrotated_sketched=0), replace(two, unrotated_sketched=0)
         if (self.rows, self.rows_seed) != (other.rows, other.rows_seed):
-            one, two = replace(one, rows=0, rows_seed=0), replace(two, rows=0, rows_seed=0)
+            one, two = (replace(each, rows=0, rows_seed=0, repeated=0) for each in (one, two))
         return one if one == two else None
 
     @property
@@ -193,6 +195,7 @@ def capture_layout(
     skip: int = 0,
     sample: tuple[float, int] | None = None,
     rows: int = ATTENTION_ROWS,
+    repeated: bool = False,
 ) -> Layout:
     """The layout of a capture: equal buckets, one for position 0, an edge at the common window and after `skip`."""
     common = context if common is None else min(common, context)
@@ -207,6 +210,7 @@ def capture_layout(
         sketched=SKETCHED,
         unrotated_sketched=UNROTATED_SKETCHED,
         rows=rows,
+        repeated=int(repeated and rows > 0),
     )
 
 

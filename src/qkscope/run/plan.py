@@ -257,9 +257,11 @@ def _layout(study: Study, context: int, common: int) -> Layout:
         common=common,
         skip=study.skip_positions,
         sample=None if seed is None else (published_rate(context), seed),
+        rows=study.attention_rows,
+        repeated=study.head_types,
     )
     # With `stage: pre_rope`, vectors are captured before rotation: there is nothing to undo.
-    return layout if study.stage == "post_rope" else replace(layout, unrotated_every=0)
+    return layout if study.stage == "post_rope" else replace(layout, unrotated_every=0, rows=0, repeated=0)
 
 
 # -- documents -----------------------------------------------------------------------------------------------

@@ -198,6 +198,7 @@ class Worker:
                 provenance={**loaded.about.to_json(), "shard": shard.number, "fingerprint": plan.fingerprint(shard)},
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
+                first_shard=shard.number == plan.shards()[0].number,
                 choose_positions=None if plan.layout.rate == 1 else sampled,
                 on_call=None
                 if writer is None
