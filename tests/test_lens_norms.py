@@ -173,9 +173,9 @@ def test_each_bucket_has_its_own_lengths_and_the_scores_of_keys_so_far(vectors, 
         for bucket, (start, stop) in enumerate(itertools.pairwise(edges)):
             queries, keys = q[:, head, start:stop].reshape(-1, WIDTH), k[:, head // 2, start:stop].reshape(-1, WIDTH)
             seen = k[:, head // 2, edges[0] : stop].reshape(-1, WIDTH)
-            assert found["rms_q"][i, bucket] == pytest.approx(np.sqrt((queries**2).sum(1).mean()), rel=1e-9)
-            assert found["rms_k"][i, bucket] == pytest.approx(np.sqrt((keys**2).sum(1).mean()), rel=1e-9)
-            assert found["score_std"][i, bucket] == pytest.approx((queries @ seen.T).std(), rel=1e-9)
+            assert found["rms_q"][i, bucket] == pytest.approx(np.sqrt((queries**2).sum(1).mean()), rel=1e-7)
+            assert found["rms_k"][i, bucket] == pytest.approx(np.sqrt((keys**2).sum(1).mean()), rel=1e-7)
+            assert found["score_std"][i, bucket] == pytest.approx((queries @ seen.T).std(), rel=1e-7)
 
 
 def test_an_empty_bucket_is_empty_and_the_next_one_skips_it():

@@ -88,8 +88,8 @@ def test_every_profile_is_that_of_the_raw_vectors(window, skip):
             for kind, x in (("q", q[:, head]), ("k", k[:, head // 2])):
                 for bucket, (start, end) in enumerate(pairwise(edges)):
                     projected = x[:, start:end] @ direction
-                    assert found[f"{kind}_{axis}"][i, bucket] == pytest.approx(projected.mean(), abs=1e-9)
-                    assert found[f"{kind}_{axis}_sd"][i, bucket] == pytest.approx(projected.std(), abs=1e-9)
+                    assert found[f"{kind}_{axis}"][i, bucket] == pytest.approx(projected.mean(), abs=1e-7)
+                    assert found[f"{kind}_{axis}_sd"][i, bucket] == pytest.approx(projected.std(), abs=1e-6)
                     assert found["tokens"][i, bucket] == projected.size
 
 

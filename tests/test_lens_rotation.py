@@ -412,7 +412,7 @@ def test_each_bucket_lies_in_the_plane_where_its_vectors_do(vectors, moments, wi
                 mean, spread = inside.mean(0), np.cov(inside.T, bias=True)
                 got = [found[f"{kind}_{name}"][i, bucket] for name in ("b", "var_a", "var_b", "cov_ab")]
                 np.testing.assert_allclose(
-                    got, [mean[1], spread[0, 0], spread[1, 1], spread[0, 1]], rtol=1e-9, atol=1e-9
+                    got, [mean[1], spread[0, 0], spread[1, 1], spread[0, 1]], rtol=1e-6, atol=1e-6
                 )
 
 

@@ -102,7 +102,7 @@ def test_memory_allocated_per_layer_does_not_hold_the_vectors(warm):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         warm.add(0, q, k)
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in found.events())
-    assert allocated <= 2.2 * 4 * HEADS * 16 * (WIDTH * (WIDTH + 1) // 2)
+    assert allocated <= 3.5 * 4 * HEADS * 16 * (WIDTH * (WIDTH + 1) // 2)
 
 
 def kept_bytes(moments, q, k, times=1):

@@ -64,7 +64,7 @@ class HostArithmetic:
                 target = cells[:, piece.buckets.start - first : piece.buckets.stop - first]
                 target[..., :half].add_(corner)
                 target[..., half:].add_(lower)
-            if not isfinite(float(cells.sum(dtype=torch.float32))):  # some of the sums are float32
+            if not isfinite(float(cells.sum())):
                 raise locate(vectors, placed)
             sums.add_cells(group, slice(first, last), cells)
 
@@ -253,4 +253,4 @@ class _Frame:
             torch.bmm(rest.transpose(1, 2), x, out=torch.unflatten(products[:, half * half :], 1, (-1, self._width)))
         cells = self._products.sum(dim=2)
         sums.add_cells(self._blocks.group, self._blocks.buckets, cells)
-        return cells.sum(dtype=torch.float32)
+        return cells.sum()

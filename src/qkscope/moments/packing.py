@@ -129,7 +129,7 @@ def unpack(arrays: Arrays, layout: Layout) -> KindMoments:
     if new:
         segments = arrays["segments.xx"].astype(np.float64) * arrays["segments.xx.scale"][..., None]
         share, whole = _bucket_shares(layout, counts[0], segments)
-        others = _unrounded(arrays, "buckets.xx", share * whole, _units(whole))
+        others = _unrounded(arrays, "buckets.xx", share * whole, _units(whole), np.float64)
         squares = whole_buckets(layout, segments, others, counts[0])
     n_, u_, uu_ = counts
     buckets = SecondMoments(arrays["pivot"], n_, u_, uu_, arrays["buckets.x"], arrays["buckets.xu"], squares)
@@ -178,12 +178,14 @@ def _rounded(name: str, values: NDArray[Any], shares: Array, units: Array | floa
     return {name: np.nan_to_num(steps).astype(np.int16), f"{name}.scale": largest}
 
 
-def _unrounded(arrays: Arrays, name: str, shares: Array, units: Array | float = 1.0) -> NDArray[np.float32]:
+def _unrounded(
+    arrays: Arrays, name: str, shares: Array, units: Array | float = 1.0, dtype: type = np.float32
+) -> NDArray[Any]:
     """The values again; in schemas 2 and 3 differences are shares of the largest, as float16."""
     steps, scale = arrays[name], arrays[f"{name}.scale"][..., None]
     scale = scale / np.float32(LEVELS) if steps.dtype == np.int16 else scale
     with np.errstate(over="ignore"):
-        return np.asarray(shares + steps.astype(np.float32) * scale * units, dtype=np.float32)
+        return np.asarray(shares + steps.astype(np.float32) * scale * units, dtype=dtype)
 
 
 def _units(squares: Array) -> Array:

@@ -78,6 +78,7 @@ class RunningSums:
         self.firsts = zeros(count, layout.buckets, 2 * width, dtype=self.exact)
         self.carries = [torch.zeros_like(each) for each in (self.segments, self.firsts) if device.type == "mps"]
         self.buckets = zeros(count, layout.buckets - segments, packed)
+        self.units: list[Tensor] = []  # of buckets, (heads, 1, 1), where products are float64
         self.groups = zeros(count, layout.groups - 1, len(layout.spans), packed)
         self.crossed = zeros(count, layout.groups, layout.buckets, 2 * width)
         self.counts = np.zeros((layout.groups, layout.buckets, 3))
@@ -205,7 +206,11 @@ class RunningSums:
             target.copy_(total)
         self.crossed[:, group, buckets].add_(firsts)
         if len(at.others):
-            self.buckets[:, at.slots].add_(triangles.index_select(1, at.others))
+            others = triangles.index_select(1, at.others)
+            if others.dtype == torch.float64 and not self.units:  # a power of 2 per head, for squares beyond float32
+                largest = segments.abs().amax(dim=(1, 2), keepdim=True)
+                self.units.append(torch.where(largest > 0, torch.exp2(torch.round(torch.log2(largest))), 1.0))
+            self.buckets[:, at.slots].add_(others / self.units[0] if self.units else others)
         squares = segments.to(torch.float32)
         if group < self.groups.shape[1]:
             target = self.groups[:, group]
@@ -245,7 +250,9 @@ class RunningSums:
             self.counts.transpose(2, 1, 0)[:, None], len(exact[0]), axis=1
         )  # (3, heads, buckets, groups)
         n, u, uu = counts.sum(axis=3)
-        squares = whole_buckets(self.layout, exact[0], _numpy(self.buckets[heads]), n)
+        own = _numpy(self.buckets[heads], np.float64)
+        own = own * _numpy(self.units[0][heads], np.float64) if self.units else own
+        squares = whole_buckets(self.layout, exact[0], own, n)
         buckets = SecondMoments(_numpy(pivot, np.float64), n, u, uu, *self._first_sums(exact[1]), squares)
         by_bucket = _numpy(self.crossed[heads], np.float64).swapaxes(1, 2)  # (heads, buckets, groups, Σx | Σxs)
         crossed = FirstMoments(*counts, *(part.astype(np.float32) for part in self._first_sums(by_bucket)))
