@@ -90,7 +90,7 @@ class CheckpointPlan:
         width = WIDTHS.get(self.study.dtype, WIDTHS.get(own, 4))
         rows, layers = max(1, self.study.batch_tokens // self.context), self.blueprint.probe.layers
         batch = activation_bytes(self.blueprint, layers, self.layout, rows, width)
-        return self.blueprint.parameters * width + self.sizes.memory + batch
+        return int(self.blueprint.parameters) * width + self.sizes.memory + batch
 
     @property
     def last_layer(self) -> int | None:
@@ -167,7 +167,7 @@ def activation_bytes(blueprint: Any, layers: Sequence[LayerFacts], layout: Layou
     # A window or chunk shorter than the context needs a mask of all pairs, as bool and in the model's dtype.
     masked = any(f.attention_window and f.attention_window < layout.context for f in layers)
     mask = rows * layout.context**2 * (1 + width) if masked else 0
-    return layer + workspace_bytes(layout, widest, tokens, width) + mask
+    return int(layer + workspace_bytes(layout, widest, tokens, width) + mask)
 
 
 def checkpoint_provenance(plan: CheckpointPlan, probe: ProbedModel, backbone: Any) -> CheckpointRecord:

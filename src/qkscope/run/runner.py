@@ -36,6 +36,7 @@ from qkscope.validation.sampling import VectorSample, sampled_positions
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch
     from qkscope.capture.probe import ProbedModel
+    from qkscope.capture.tap import AttentionCall
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
     from qkscope.validation.write import VectorWriter
@@ -189,6 +190,10 @@ class Worker:
                 batch.documents, width, layer=layer, rate=rate, seed=seed, positions=batch.positions
             )
 
+        def observe(call: AttentionCall, batch: Batch) -> None:
+            assert writer is not None
+            writer.observe(call, batch.documents, batch.positions)
+
         try:
             return collect_moments(
                 loaded.model,
@@ -199,7 +204,7 @@ class Worker:
                 stage=plan.study.stage,
                 last_layer=plan.last_layer,
                 choose_positions=None if plan.layout.rate == 1 else sampled,
-                on_call=writer and (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
+                on_call=None if writer is None else observe,
                 done=batch_done,
             )
         except BatchError as error:

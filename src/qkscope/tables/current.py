@@ -55,7 +55,8 @@ class CurrentTables:
         if stored is None or stored.key != key or name not in self._origins or not set(stored.rows) <= set(self._files):
             return None
         spans = {table: (start, end) for table, (start, end) in stored.rows.items()}
-        files, headers = ({table: known[table] for table in spans} for known in (self._files, self._headers))
+        files = {table: self._files[table] for table in spans}
+        headers = {table: self._headers[table] for table in spans}
         return TablePart(self.folder, spans, headers, self._origins[name], stored.window, files, key)
 
     def remember(

@@ -100,7 +100,11 @@ def analyze_folder(
     kind: StudyKind | None = None,
 ) -> Path:
     """Analyze a results folder again by the study file that lies in it, with changes."""
-    changes = {"components": components, "common_window": common_window, "skip_positions": skip_positions}
+    changes: dict[str, Any] = {
+        "components": components,
+        "common_window": common_window,
+        "skip_positions": skip_positions,
+    }
     changes |= {"detail": detail, "kind": kind}
     changes = {key: value for key, value in changes.items() if value is not None}
     study = changed(load_study(layout.results_file(folder, layout.STUDY_YAML)).study, changes)
@@ -167,8 +171,14 @@ def analyze_files(
         return write_results(out, by_name, settings, events, command, kind=kind, made=made)
 
 
-class _Silent(Listener):
+class _Silent:
     """Hears nothing: in a notebook, tables from sums in memory are made in a moment."""
+
+    def wrote(self, path: str) -> None:
+        """A file is there."""
+
+    def noted(self, message: str) -> None:
+        """Something a reader should know."""
 
 
 def analyze_in_memory(moments: Mapping[str, Moments], out: Path, kind: StudyKind | None = None) -> Path:

@@ -110,7 +110,8 @@ class TableParts:
         from qkscope.lenses.registry import head_tables
         from qkscope.tables.parts import make_part
 
-        part, messages = None, []
+        part: TablePart | None = None
+        messages: list[str] = []
         if name in self._begun:
             try:
                 part, messages = self._begun[name].result()
