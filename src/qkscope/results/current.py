@@ -100,7 +100,9 @@ def code_version() -> str:
 def has_foreign_lenses() -> bool:
     """Whether lenses from outside of this package are registered, whose code may change unnoticed."""
     lenses, registry = (sys.modules.get(f"qkscope.lenses{name}") for name in ("", ".registry"))
-    return lenses is not None and registry is not None and len(registry.registered()) > len(lenses.ROOMS)
+    if lenses is None or registry is None:
+        return False
+    return len(registry.registered()) > len(lenses.ROOMS)
 
 
 def tables_key(folder: Path) -> str:

@@ -250,9 +250,8 @@ def _read_csv(path: Path, texts: Sequence[str] = TEXT_COLUMNS) -> Iterator[pd.Da
                 "na_values": {c: _EMPTY for c in header.columns if not c.endswith("model")},  # one may be called "NA"
                 "low_memory": False,
             }
-            whole = pd.read_csv(lines_of(file), chunksize=rows, **options)
-            tables: Any = [whole] if rows is None else whole  # a reader, where pieces were asked for
-            for table in tables:
+            read: Any = pd.read_csv(lines_of(file), chunksize=rows, **options)
+            for table in [read] if rows is None else read:
                 if not isinstance(table.index, pd.RangeIndex):  # pandas then takes the first cells for names of rows
                     raise ValueError("its rows have more cells than its header")
                 yield table

@@ -90,7 +90,7 @@ class CheckpointPlan:
         width = WIDTHS.get(self.study.dtype, WIDTHS.get(own, 4))
         rows, layers = max(1, self.study.batch_tokens // self.context), self.blueprint.probe.layers
         batch = activation_bytes(self.blueprint, layers, self.layout, rows, width)
-        return int(self.blueprint.parameters * width + self.sizes.memory + batch)
+        return int(self.blueprint.parameters) * width + self.sizes.memory + batch
 
     @property
     def last_layer(self) -> int | None:

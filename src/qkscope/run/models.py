@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,9 @@ def open_models(
     for checkpoint in checkpoints:
         with located(f"checkpoint {checkpoint.name!r}"):
             sources.append(model_source(checkpoint, file.folder, trust_remote_code))
-            own = (checkpoint.tokenizer, checkpoint.tokenizer_revision, file.folder)
-            tokenizers.append(
-                None
-                if own[0] is None
-                else find_source(own[0], *own[1:], role="tokenizer", trust_remote_code=trust_remote_code)
-            )
+            name, revision = checkpoint.tokenizer, checkpoint.tokenizer_revision
+            trusted = partial(find_source, role="tokenizer", trust_remote_code=trust_remote_code)
+            tokenizers.append(None if name is None else trusted(name, revision, file.folder))
     configs: dict[int, Any] = {}
     for number in sorted(range(len(sources)), key=lambda number: READ_ORDER[sources[number].kind]):
         checkpoint = checkpoints[number]

@@ -36,6 +36,7 @@ from qkscope.validation.layout import VectorSample, sampled_positions
 if TYPE_CHECKING:
     from qkscope.capture.collect import Batch
     from qkscope.capture.probe import ProbedModel
+    from qkscope.capture.tap import AttentionCall
     from qkscope.moments.moments import Moments
     from qkscope.results.provenance import CheckpointRecord
     from qkscope.validation.write import VectorWriter
@@ -189,6 +190,10 @@ class Worker:
                 batch.documents, width, layer=layer, rate=rate, seed=seed, positions=batch.positions
             )
 
+        def observe(call: AttentionCall, batch: Batch) -> None:
+            assert writer is not None
+            writer.observe(call, batch.documents, batch.positions)
+
         try:
             return collect_moments(
                 loaded.model,
@@ -200,9 +205,7 @@ class Worker:
                 last_layer=plan.last_layer,
                 first_shard=shard.number == plan.shards()[0].number,
                 choose_positions=None if plan.layout.rate == 1 else sampled,
-                on_call=None
-                if writer is None
-                else (lambda call, batch: writer.observe(call, batch.documents, batch.positions)),
+                on_call=None if writer is None else observe,
                 done=batch_done,
             )
         except BatchError as error:
