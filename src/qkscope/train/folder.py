@@ -185,7 +185,13 @@ class TrainingFolder:
             remove_unfinished(self.path, alone=True)
             context = self._record.settings["buckets"][-1]
             # What provenance states of a training: there is no study file.
-            about = {"study": "training", "title": self.title, "kind": CHECKPOINTS, "axis": "step", "checkpoints": []}
+            about: dict[str, Any] = {
+                "study": "training",
+                "title": self.title,
+                "kind": CHECKPOINTS,
+                "axis": "step",
+                "checkpoints": [],
+            }
             study, made, settings = Study.model_construct(**about), self._parts(context), self._row_settings(context)
             write_results(
                 self.path, files, settings, Events(), "qkscope.train", study, kind=CHECKPOINTS, made=made,
