@@ -117,7 +117,7 @@ def _dataset_roots(folder: Path, depth: int) -> dict[Path, dict[HeadName, Path]]
     if heads:
         return {folder: heads}
     below = (_dataset_roots(folder / name, depth - 1) for name in names) if depth else ()
-    return {root: of_root for found in below for root, of_root in found.items()}
+    return {root: of_root for roots in below for root, of_root in roots.items()}
 
 
 def _parquet_files(folder: Path) -> tuple[Path, ...]:
