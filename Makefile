@@ -146,7 +146,7 @@ fidelity: $(WEIGHTS)  ## compare two pretrained models with an independent refer
 
 QUICK :=
 
-study: setup $(NPM)  ## four real models over three corpora, end to end (under two hours on two cores; QUICK=--quick: about twenty minutes); writes docs/findings.md
+study: setup $(NPM)  ## four real models, end to end (half an hour on two cores; QUICK=--quick: less); writes docs/findings.md
 	$(BIN)/python benchmarks/study.py $(QUICK)
 
 BENCH_VENV := .cache/bench-venv

@@ -103,7 +103,8 @@ def setup(tables: Tables) -> str:
         f"Texts: {'; '.join(TEXTS[corpus] for corpus in tables.corpora_of(None))}. Each document gives its first "
         "tokens, after the model's own special token if it has one. r_q and r_k are the correlations of queries and "
         "keys on PC0 with position; a head with both above 0.7 is position-dominated ([glossary](glossary.md)).",
-        f"*Main* part: {first['documents']} documents per corpus in {first['groups']} groups for the jackknife.",
+        f"*Main* part ({all_of(tables.corpora)}): {first['documents']} documents per corpus in {first['groups']} "
+        "groups for the jackknife.",
     ]
     if long:
         row = tables.table("entries", "long").iloc[0]
@@ -114,7 +115,12 @@ def setup(tables: Tables) -> str:
         )
     if len(tables.table("entries", "quantized")):
         names = listed(sorted(set(tables.table("entries", "quantized")["weights_kept"]) - {"float32"}))
-        lines[1] += f" *Quantized* part: stories15M with its matrices rounded to {names} (embedding: Q8_0)."
+        lines[1] += (
+            f" *Quantized* part ({all_of(tables.corpora_of('quantized'))}): stories15M with its matrices rounded to "
+            f"{names} (embedding: Q8_0)."
+        )
+    if not long:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table(columns, rows) + "\n\n" + "\n\n".join(lines)
 
 
@@ -206,8 +212,8 @@ def prediction(tables: Tables) -> tuple[str, str, str]:
     values = [correlations(tables, place) for place in places]
     spans = [f"{min(each):.2f} to {max(each):.2f}".replace("-", "−") for each in zip(*values, strict=True)]
     rest = (
-        f"For mean r_q, the prediction is off by significantly less than half in {len(good['r_q'])} of "
-        f"{cases(len(places))} and by more in {len(bad['r_q'])}; for mean r_k in {len(good['r_k'])} and "
+        f"For mean r_q, the excess is significantly below half of the prediction in {len(good['r_q'])} of "
+        f"{cases(len(places))} and above half in {len(bad['r_q'])}; for mean r_k in {len(good['r_k'])} and "
         f"{len(bad['r_k'])}{named(tables, bad['r_k'])}. Predicted mean r_q is {100 * low:.0f}% ({least.case}) to "
         f"{100 * high:.0f}% ({most.case}) of the measured one. Over heads, prediction and measurement correlate at "
         f"{spans[0]} (r_q) and {spans[1]} (r_k)."

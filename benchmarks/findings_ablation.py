@@ -11,7 +11,7 @@ from findings_numbers import Place, Tables, table
 from scipy import optimize, stats
 
 from qkscope.text import counted
-from qkscope.words.phrases import plus_minus
+from qkscope.words.phrases import listed, plus_minus
 
 LEVEL = 0.05  # of intervals, and of all comparisons together
 CLOSE = 0.2  # by which the doses of chosen heads and controls may differ, as a share of the former
@@ -39,7 +39,7 @@ def ablation(tables: Tables) -> tuple[str, str, str]:
         f"difference is {plus_minus(top['excess'], top['excess_se'])} nats per token "
         f"({tables.models()[top['model']]} on {top['corpus']}, `{top['edit']}`)."
     )
-    first = rows.iloc[0]
+    first, left = rows.iloc[0], [label for name, label in tables.models().items() if name not in set(rows["model"])]
     off = rows[abs(rows["controls_dose"] / rows["chosen_dose"] - 1) > CLOSE]
     text = (
         "Loss increase in nats per token when the ten heads with the largest r_q are edited together, minus that of "
@@ -50,6 +50,7 @@ def ablation(tables: Tables) -> tuple[str, str, str]:
         + table(["model", "edit", *tables.corpora], cells(tables, rows))
         + (f"\n\nDoses differ by more than {100 * CLOSE:.0f}% in {tables.grouped(places(tables, off))}: too few "
            "other heads are like the chosen ones." if len(off) else "")
+        + (f"\n\nNot edited: {listed(left)} (the rotation of a layer could not be measured)." if left else "")
     )  # fmt: skip
     return lead, rest, text
 
@@ -116,7 +117,7 @@ def cells(tables: Tables, rows: pd.DataFrame) -> list[list[str]]:
     by = {(row["model"], row["edit"], row["corpus"]): row for _, row in rows.iterrows()}
     edits = dict.fromkeys(rows["edit"])
     return [[label, f"`{edit}`", *(cell(by.get((model, edit, corpus))) for corpus in tables.corpora)]
-            for model, label in tables.models().items() for edit in edits]  # fmt: skip
+            for model, label in tables.models().items() for edit in edits if model in set(rows["model"])]  # fmt: skip
 
 
 def cell(row: pd.Series | None) -> str:

@@ -142,9 +142,10 @@ def components(tables: Tables) -> Figure:
 
 def ablation(tables: Tables) -> Figure:
     """Loss increase beyond that of controls, with 95% intervals."""
-    rows, models = tables.table("ablation", "main"), tables.models()
+    rows = tables.table("ablation", "main")
+    models = {name: label for name, label in tables.models().items() if name in set(rows["model"])}
     edits = list(dict.fromkeys(rows["edit"])) if len(rows) else []
-    figure = new(2.9)
+    figure = new(2.6)
     axes = figure.subplots(1, max(len(edits), 1), sharey=True, squeeze=False)[0]
     for ax, edit in zip(axes, edits, strict=False):
         ax.axvline(0, color=GREY, linewidth=0.8)

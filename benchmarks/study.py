@@ -252,31 +252,19 @@ def ablate(part: Part, corpus: str) -> None:
     done = study.parent / "ablated"
     if not part.ablated or done.exists():
         return
-    for chosen in strongest(study_tables.own_heads(folder)):
-        edits = [option for edit in EDITS for option in ("--edit", edit)]
-        against = ["--together", "--match-dose", "--controls", str(CONTROLS), *edits]
-        size = ["--documents", str(part.ablated), "--tokens", str(part.ablated_tokens)]
-        where = ["--out", str(folder), "--workers", str(os.cpu_count() or 1)]
-        command(study, "ablate", str(study), *where, *chosen, *against, *size)
+    models = [option for name in editable(study_tables.own_heads(folder)) for option in ("--checkpoint", name)]
+    edits = [option for edit in EDITS for option in ("--edit", edit)]
+    against = ["--together", "--match-dose", "--controls", str(CONTROLS), *edits]
+    size = ["--documents", str(part.ablated), "--tokens", str(part.ablated_tokens)]
+    where = ["--out", str(folder), "--workers", str(os.cpu_count() or 1)]
+    command(study, "ablate", str(study), *where, "--top", str(TOP), "--by", "r_q", *models, *against, *size)
     done.touch()
 
 
-def strongest(heads: pd.DataFrame) -> list[list[str]]:
-    """Options that choose the heads of each model; models of one choice are edited by one command.
-
-    Layers whose rotation could not be measured have no kernel to remove, and are left out.
-    """
-    top = ["--top", str(TOP), "--by", "r_q"]
-    together: list[str] = []
-    apart = []
-    for name, mine in heads.groupby("model", sort=False):
-        editable = mine[~mine["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))]
-        if len(editable) == len(mine):
-            together += ["--checkpoint", str(name)]
-        else:
-            named = [f"L{row.layer}H{row.head}" for row in editable.itertuples()]
-            apart.append([*top, "--heads", *named, "--checkpoint", str(name)])
-    return [*([[*top, *together]] if together else []), *apart]
+def editable(heads: pd.DataFrame) -> list[str]:
+    """Models whose heads all have a kernel to remove: in some layers, the rotation could not be measured."""
+    known = ~heads["prediction"].isin((Basis.UNKNOWN_ROTATION, Basis.NOT_SUMMED))
+    return [str(name) for name, all_known in known.groupby(heads["model"], sort=False).all().items() if all_known]
 
 
 def command(study: Path, *arguments: str) -> None:
