@@ -88,7 +88,7 @@ def _interpolated(
     at = np.asarray(x, dtype=np.float64)
     beyond = np.maximum(at - xs[-1], 0.0) + np.minimum(at - xs[0], 0.0)
     inside: npt.NDArray[np.float64] = np.interp(at, xs, ys)
-    return inside + beyond * (ys[-1] - ys[0]) / (xs[-1] - xs[0])
+    return np.asarray(inside + beyond * (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
 
 
 def number_ticks(axes: Axes, *, log: bool) -> None:
