@@ -44,6 +44,7 @@ class Measure:
     title: str = ""  # what charts and sentences call it, such as "query norm"; the name by default
     # number: averaged over heads. indicator: 0 or 1, its mean is a share of heads. code and constant: never averaged.
     kind: Literal["number", "indicator", "code", "constant"] = "number"
+    optional: bool = False  # tables that earlier versions wrote may lack it
     color: str = ""  # in every chart; by default the next of the palette
 
     @property

@@ -408,7 +408,9 @@ def _read_study_tables(files: ResultsFolder, lenses: Sequence[Lens]) -> dict[str
     """The lenses' tables about the study as a whole that are there, at all choices of windows."""
     declared = [table for lens in lenses for build in lens.of_study for table in build.tables]
     read = {
-        each.file: read_named_table(files, each.file, [c.name for c in each.columns], each.key, each.texts)
+        each.file: read_named_table(
+            files, each.file, [c.name for c in each.columns if not c.optional], each.key, each.texts
+        )
         for each in declared
     }
     return {file: rows for file, rows in read.items() if rows is not None}

@@ -25,6 +25,7 @@ from qkscope.moments.attention_rows import (
     visible_from,
 )
 from qkscope.moments.layout import Layout
+from qkscope.moments.running_sums import without_autocast
 
 HIDDEN = -1e30  # added to the logits of keys that a query does not see: finite, so that 0 times it is 0
 MOST_PENDING = 2**25  # logits (float32) that wait to be evaluated together: 128 MiB
@@ -115,6 +116,12 @@ class AttentionRunning:
         self, layer: int, queries: Tensor, keys: Tensor, batch: RowBatch, rule: SoftmaxRule, sinks: Tensor | None = None
     ) -> None:
         """Add a layer's call: (B, heads, tokens, width) queries and keys; `sinks` are learned logits, one per head."""
+        with without_autocast(queries.device):
+            self._add_call(layer, queries, keys, batch, rule, sinks)
+
+    def _add_call(
+        self, layer: int, queries: Tensor, keys: Tensor, batch: RowBatch, rule: SoftmaxRule, sinks: Tensor | None
+    ) -> None:
         facts = self._facts[layer]
         placed = self._place(batch, facts, queries.device)
         (count, heads, _, width), shared = queries.shape, keys.shape[1]
@@ -142,14 +149,10 @@ class AttentionRunning:
     def flush(self) -> None:
         """Evaluate what is waiting; to be called at the end of each pass."""
         if self._pending:
-            placed = self._pending[0][1]
-            logits = [each[2] for each in self._pending]
-            self._evaluate(
-                [each[0] for each in self._pending],
-                placed,
-                logits[0][None] if len(logits) == 1 else torch.stack(logits),
-            )
+            layers, placed, logits = zip(*self._pending, strict=True)
             self._pending = []
+            with without_autocast(logits[0].device):
+                self._evaluate(list(layers), placed[0], logits[0][None] if len(logits) == 1 else torch.stack(logits))
 
     def _place(self, batch: RowBatch, facts: LayerFacts, device: torch.device) -> _Placed:
         reach = (facts.attention, None if facts.attention == "full" else facts.attention_window)

@@ -28,7 +28,7 @@ A batch is multiplied as the device likes it (arithmetic.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -139,10 +139,7 @@ class RunningSums:
         """
         if not len(placed.summed.rows):
             return
-        # Where a model runs in autocast, products of float32 would be rounded to half precision, too.
-        of = self.device.type
-        autocast = torch.amp.is_autocast_available(of) and torch.is_autocast_enabled(of)
-        with torch.autocast(of, enabled=False) if autocast else nullcontext():
+        with without_autocast(self.device):
             arithmetic = scratch.arithmetic(self.device)
             if self.pivot is None:
                 self.pivot = torch.cat([coarse_mean(x, placed) for x in vectors.values()])
@@ -306,6 +303,12 @@ def _overflowed(sums: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _numpy(tensor: Tensor, dtype: type = np.float32) -> NDArray[Any]:
     return tensor.cpu().numpy().astype(dtype, copy=False)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Where a model runs in autocast, products of float32 would be rounded to half precision, too."""
+    here = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if here else nullcontext()
 
 
 @dataclass(frozen=True)

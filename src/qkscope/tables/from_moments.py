@@ -277,7 +277,8 @@ def write_results(
         events.noted("tables are current: nothing that they are made from has changed")
     else:
         events.wrote(str(_write_description(out, head_tables(), settings)))
-        others = write_study_tables(out, files, parts, settings, read_as)
+        kept = all(path.is_file() for path in files.values())  # a training run may not have kept them
+        others = write_study_tables(out, files, parts, settings, read_as) if kept else []
     for path in (*others, write_provenance(out, record)):
         events.wrote(str(path))
     if is_current:
