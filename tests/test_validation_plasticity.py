@@ -192,7 +192,7 @@ def test_all_pairs_of_all_tokens_give_what_loops_give(estimator):
         return 4 * p * (1 - p) * len(x) / (len(x) - 1)
 
     expected = by_loops(q[:, 3], k[:, 1], PARTS, normal if estimator == KEY_PAIRS else counts)
-    assert {name: found[name][0] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert {name: found[name][0] for name in expected} == pytest.approx(expected, abs=1e-7)  # vectors are float32
 
 
 def test_normal_keys_of_independent_tokens_meet_the_closed_form():
@@ -304,7 +304,7 @@ def test_the_published_estimate_is_the_mean_over_pairs_and_queries():
         means.append(np.mean(pp) if pp else np.nan)
     known = np.isfinite(means)
     expected = np.average(np.array(means)[known], weights=law.n[known])
-    assert found.numbers()["ap"][0] == pytest.approx(expected, abs=1e-9)
+    assert found.numbers()["ap"][0] == pytest.approx(expected, abs=1e-7)  # vectors are float32
 
 
 # --- files and the command --------------------------------------------------------------------------

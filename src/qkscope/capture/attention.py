@@ -8,14 +8,15 @@ compared with the kernel's own output. Layers where they differ are captured wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkscope.capture.backbone import evaluation, run_backbone, text_backbone, text_config
+from qkscope.capture.backbone import can_stop_early, evaluation, run_backbone, text_backbone, text_config
 from qkscope.capture.probe import probe_tokens
-from qkscope.capture.tap import AttentionCall, Tap, kernel_argument
+from qkscope.capture.tap import AttentionCall, StopForward, Tap, kernel_argument
 from qkscope.layers import LayerFacts
 from qkscope.moments.attention_running import HIDDEN, SoftmaxRule
 
@@ -68,8 +69,8 @@ def visible_keys(tokens: int, facts: LayerFacts, device: torch.device | None = N
 def prove_attention(model: nn.Module, layers: Iterable[LayerFacts]) -> dict[int, str]:
     """The layers whose attention cannot be evaluated from queries and keys, and why; one short forward pass."""
     backbone = text_backbone(model)
-    tap = _ProvingTap(backbone, {facts.layer: facts for facts in layers})
-    with evaluation(model), tap:
+    tap = _ProvingTap(backbone, {facts.layer: facts for facts in layers}, can_stop_early(model))
+    with evaluation(model), tap, suppress(StopForward):
         run_backbone(backbone, probe_tokens(backbone, text_config(model)))
     return tap.reasons
 
@@ -77,10 +78,10 @@ def prove_attention(model: nn.Module, layers: Iterable[LayerFacts]) -> dict[int,
 class _ProvingTap(Tap):
     """Compares each kernel's output with that of explicit attention."""
 
-    def __init__(self, backbone: nn.Module, layers: Mapping[int, LayerFacts]) -> None:
+    def __init__(self, backbone: nn.Module, layers: Mapping[int, LayerFacts], may_stop: bool) -> None:
         super().__init__(backbone, self._keep)
         self.reasons: dict[int, str] = {}
-        self._layers = layers
+        self._layers, self._left, self._may_stop = layers, set(layers), may_stop
         self._call: AttentionCall | None = None
 
     def _keep(self, call: AttentionCall) -> None:
@@ -93,6 +94,9 @@ class _ProvingTap(Tap):
             reason = _difference(call, self._layers[call.layer], value, output[0])
             if reason:
                 self.reasons[call.layer] = reason
+            self._left.discard(call.layer)
+            if self._may_stop and not self._left:
+                raise StopForward
         return output
 
 

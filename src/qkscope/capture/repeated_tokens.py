@@ -51,8 +51,8 @@ def measure_head_types(
 
     def observe(call: AttentionCall) -> None:
         if call.layer in layers and call.layer not in skipped:
-            found = pattern_scores(attention_weights(call, layers[call.layer]))
-            scores[call.layer] = found.transpose(0, 1).float().cpu().numpy()
+            of_layer = pattern_scores(attention_weights(call, layers[call.layer]))
+            scores[call.layer] = of_layer.transpose(0, 1).float().cpu().numpy()
 
     ids = repeated_tokens(text_config(model), sequences, seed).to(input_device(backbone))
     with evaluation(model), Tap(backbone, observe):

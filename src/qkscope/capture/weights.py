@@ -64,8 +64,8 @@ def require_safe_weights(path: Path) -> None:
         inside = ", ".join(sorted(entry.parent.name for entry in path.glob("*/config.json")))[
             :200
         ]  # a trainer's output
-        found = f"; the folders in it are: {inside}" if inside else ""
-        raise ModelError(f"{path} has no config.json: it is not a saved transformers model{found}")
+        folders = f"; the folders in it are: {inside}" if inside else ""
+        raise ModelError(f"{path} has no config.json: it is not a saved transformers model{folders}")
     weights = [name for name in names if name.endswith(SAFE)]
     if not weights:
         pickles = [name for name in names if name.endswith(PICKLES)]

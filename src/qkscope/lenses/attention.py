@@ -140,12 +140,12 @@ def attention_by_bucket(sums: LayerSums) -> Mapping[str, Array]:
     totals = np.einsum("hbgm,cg->mchb", scalars, source.kept)
     by_name = dict(zip(SCALARS, totals, strict=True))
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = {
+        means_of = {
             name: by_name[name.removesuffix("_mass")] / rows
             for name in ("row_max", "entropy", "sink_mass", "sink4_mass", "self_mass", "previous_mass")
         }
-        found["entropy_share"] = by_name["entropy"] / logs
-    return {name: values.reshape(-1, values.shape[-1]) for name, values in found.items()}
+        means_of["entropy_share"] = by_name["entropy"] / logs
+    return {name: values.reshape(-1, values.shape[-1]) for name, values in means_of.items()}
 
 
 def attention_measures(

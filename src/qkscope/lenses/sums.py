@@ -36,7 +36,7 @@ from qkscope.study.rows import RowSettings, choose_heads
 from qkscope.validation.scan import KeptLayer, kept_layer
 
 ErrorMethod = Literal["jackknife", "covariances fixed", "none"]
-Places = NDArray[np.intp]
+HeadPlaces = NDArray[np.intp]
 Made = TypeVar("Made")
 
 
@@ -227,18 +227,18 @@ class LayerSums:
     # -- buckets ------------------------------------------------------------------------------------------
 
     @cached_property
-    def distinct_keys(self) -> tuple[Places, Places]:
+    def distinct_keys(self) -> tuple[HeadPlaces, HeadPlaces]:
         """The distinct key heads, and which of them each query head reads: what only keys decide is computed once."""
         distinct, which = np.unique(self.kv_heads[: len(self.heads) // self.copies], return_inverse=True)
         return np.tile(distinct, self.copies).astype(np.intp), _in_stack(which, len(distinct), self.copies)
 
     @cached_property
-    def first_readers(self) -> Places:
+    def first_readers(self) -> HeadPlaces:
         """A query head that reads each distinct key head."""
         return np.unique(self.distinct_keys[1], return_index=True)[1].astype(np.intp)
 
     @cached_property
-    def _entries(self) -> dict[Kind, Places]:
+    def _entries(self) -> dict[Kind, HeadPlaces]:
         """Where the heads and the distinct key heads are among all the layer's."""
         heads = np.array(self.heads[: len(self.heads) // self.copies], dtype=np.intp)
         keys = self.distinct_keys[0][: len(self.distinct_keys[0]) // self.copies]
@@ -350,8 +350,8 @@ def layer_sums(
     )
 
 
-def _in_stack(of_replicate: NDArray[Any], count: int, copies: int) -> Places:
-    """Places among `count` entries, as places among the entries of all replicates in a stack."""
+def _in_stack(of_replicate: NDArray[Any], count: int, copies: int) -> HeadPlaces:
+    """HeadPlaces among `count` entries, as places among the entries of all replicates in a stack."""
     return np.asarray(of_replicate + count * np.arange(copies)[:, None], dtype=np.intp).ravel()
 
 

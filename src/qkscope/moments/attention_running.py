@@ -30,7 +30,7 @@ from qkscope.moments.running_sums import without_autocast
 HIDDEN = -1e30  # added to the logits of keys that a query does not see: finite, so that 0 times it is 0
 MOST_PENDING = 2**25  # logits (float32) that wait to be evaluated together: 128 MiB
 SMALLEST_MASS = 1e-12  # a row whose attention is all on position 0 says nothing about distance
-Reach = tuple[str, int | None]
+LayerReach = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class AttentionRunning:
         self._most_pending = most_pending
         self._sums: dict[int, dict[str, Tensor]] = {}
         self._counts: dict[int, NDArray[np.float64]] = {}  # (2, buckets, groups): rows, and log of their keys
-        self._placed: dict[tuple[RowBatch, Reach, torch.device], _Placed] = {}
+        self._placed: dict[tuple[RowBatch, LayerReach, torch.device], _Placed] = {}
         self.patterns: dict[int, NDArray[np.float32]] = {}  # of head types, by layer
         self._pending: list[tuple[int, _Placed, Tensor]] = []
 

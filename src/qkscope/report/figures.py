@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 
-import qkscope
 from qkscope.draw import style
 from qkscope.files import write_text
 from qkscope.foreign import Unreadable, is_finite, opened, read_bytes
@@ -43,7 +42,7 @@ from qkscope.words.phrases import listed, shortened
 WORTH_SHARING = 12  # figures; fewer are drawn before another process has started
 LISTED_CHECKPOINTS = 12  # of a phase
 LARGEST_PICTURE, LARGEST_INPUT = 2**26, 2**62  # bytes
-PACKAGE = Path(qkscope.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 def write_figure(

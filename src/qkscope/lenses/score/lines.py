@@ -47,7 +47,7 @@ class Arcs(BucketRotation):
 
 
 @dataclass(frozen=True)
-class Cells:
+class BucketCells:
     """The cells into which a window is divided: queries of each head, keys of each distinct key head."""
 
     edges: tuple[int, ...]
@@ -58,7 +58,7 @@ class Cells:
     which: NDArray[np.intp]  # (heads,): the distinct key head of each
 
 
-def cells_of(sums: LayerSums, whole_window: bool = False) -> Cells:
+def cells_of(sums: LayerSums, whole_window: bool = False) -> BucketCells:
     """The buckets of a layer's window, at most MOST_CELLS of them.
 
     Or the window as one cell, position 0 by itself where it is a bucket: what every layout of buckets can tell.
@@ -69,7 +69,7 @@ def cells_of(sums: LayerSums, whole_window: bool = False) -> Cells:
     first = np.arange(1 + is_sink_apart(edges)) if whole_window else np.arange(count) * buckets // count
     kept = (*(edges[bucket] for bucket in first), edges[-1])
     q, k = (joined(of, first) for of in (sums.q_buckets, sums.k_buckets))
-    return Cells(kept, q, k, arcs_of(sums, kept), Reach.of(sums.facts), sums.distinct_keys[1])
+    return BucketCells(kept, q, k, arcs_of(sums, kept), Reach.of(sums.facts), sums.distinct_keys[1])
 
 
 def is_sink_apart(edges: tuple[int, ...]) -> bool:

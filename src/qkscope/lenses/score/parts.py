@@ -19,7 +19,7 @@ import numpy as np
 from qkscope.lenses.pca import one_blas_thread
 from qkscope.lenses.rotated_moments import Array, bend_traces
 from qkscope.lenses.score.curves import COARSE, FINE, curve, key_curves, seen_covariance, seen_on_grid, seen_variance
-from qkscope.lenses.score.lines import Cells, SeenKeys, cells_of, lines_of, residuals, seen_keys, slopes
+from qkscope.lenses.score.lines import BucketCells, SeenKeys, cells_of, lines_of, residuals, seen_keys, slopes
 from qkscope.lenses.stacks import for_readers, in_blocks
 from qkscope.lenses.sums import LayerSums
 
@@ -63,7 +63,7 @@ def score_split(sums: LayerSums, whole_window: bool = False) -> Split:
 class MeanVectors:
     """Mean queries and keys of a layer: lines in cells."""
 
-    cells: Cells
+    cells: BucketCells
     weights: Array  # (heads, buckets): share of the queries
     known_k: tuple[bool, ...]  # which buckets have keys
     seen: SeenKeys
@@ -71,7 +71,7 @@ class MeanVectors:
     k: Array  # (key heads, 2 buckets, d): of the keys, about their centre
 
 
-def means_of(cells: Cells) -> MeanVectors:
+def means_of(cells: BucketCells) -> MeanVectors:
     """The means of these cells; all heads of a layer have tokens in the same buckets, so one speaks for all."""
     known_q, known_k = cells.q.n[0] > 0, cells.k.n[0] > 0
     q, k = lines_of(cells.q, cells.edges, known_q), lines_of(cells.k, cells.edges, known_k)
@@ -83,7 +83,7 @@ def means_of(cells: Cells) -> MeanVectors:
     return MeanVectors(cells, weights, known, seen_keys(cells.edges, cells.reach, known), q, k)
 
 
-def exact_split(cells: Cells, means: MeanVectors, most: int = FINE) -> Split:
+def exact_split(cells: BucketCells, means: MeanVectors, most: int = FINE) -> Split:
     """The split of these means with the residual covariances of these cells."""
     which, weights, arcs = cells.which, means.weights, means.cells.arcs
     heads, buckets, d = cells.q.mean_x.shape
