@@ -65,7 +65,7 @@ def test_statistics_of_buckets_are_those_of_the_raw_vectors(skip):
                 v, t = in_bucket(x, head, bucket)
                 place = i, bucket - skip
                 np.testing.assert_allclose(stat.mean_x[place], v.mean(axis=0), atol=1e-9)
-                np.testing.assert_allclose(stat.cov_xx[place], np.cov(v.T, bias=True), atol=1e-6)  # float32 sums
+                np.testing.assert_allclose(stat.cov_xx[place], np.cov(v.T, bias=True), atol=5e-6)  # float32 sums
                 expected = ((t - t.mean())[:, None] * v).mean(axis=0)
                 np.testing.assert_allclose(stat.cov_xt[place], expected, atol=1e-6)
                 np.testing.assert_allclose([stat.mean_t[place], stat.var_t[place]], [t.mean(), t.var()], atol=1e-9)

@@ -300,6 +300,7 @@ def shard(options: argparse.Namespace) -> int:
     example:
       qkscope shard study.yaml 12 --out results/smollm3
     """
+    from qkscope.run.engines import CaptureOptions
     from qkscope.run.execute import capture_shard, results_folder
     from qkscope.run.progress import progress
 

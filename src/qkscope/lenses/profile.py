@@ -152,13 +152,13 @@ def _profiles_in(at: WindowView, model: str) -> list[HeadProfile]:
     curved = curved.drop([row for row, _ in chosen])
     if curved.notna().any():
         chosen.append((int(str(curved.idxmax())), MOST_BENT))
-    found = []
+    chosen_profiles = []
     for row, why in chosen:
         layer, head = int(heads["layer"].iloc[row]), int(heads["head"].iloc[row])
         rows = profiles[(profiles["layer"] == layer) & (profiles["head"] == head)].sort_values("bucket")
         if len(rows):
-            found.append(HeadProfile(model, layer, head, why, heads.iloc[row], rows))
-    return found
+            chosen_profiles.append(HeadProfile(model, layer, head, why, heads.iloc[row], rows))
+    return chosen_profiles
 
 
 def shape_shows(at: WindowView) -> bool:

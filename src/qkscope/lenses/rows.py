@@ -192,15 +192,18 @@ def replicated_columns(sets: Sequence[HeadTable], sums: LayerSums) -> dict[str, 
     parts: dict[str, list[dict[str, NDArray[Any]]]] = {each.name: [] for each in sets}
     needed = [each for each in sets if each.judge or each.replicated or any(c.error for c in each.columns)]
     for stack in sums.stacks:
+        alone: dict[int, LayerSums] = {}  # by the number of a part: its bucket covariances are read once for all sets
         for each in needed:
-            for part in (stack,) if each.stackable else stack.unstacked:
-                columns = own_columns(each, part.alone if each.own_buckets else part)
+            for number, part in enumerate((stack,) if each.stackable else stack.unstacked):
+                if each.own_buckets and number not in alone:
+                    alone[number] = part.alone
+                columns = own_columns(each, alone[number] if each.own_buckets else part)
                 parts[each.name].append(
                     {name: values.reshape(part.copies, -1, *values.shape[1:]) for name, values in columns.items()}
                 )
     return {
-        name: {column: np.concatenate([part[column] for part in found]) for column in found[0]} if found else {}
-        for name, found in parts.items()
+        name: {column: np.concatenate([part[column] for part in of_set]) for column in of_set[0]} if of_set else {}
+        for name, of_set in parts.items()
     }
 
 
@@ -268,8 +271,8 @@ def finished(
     """
     kind = sets[0].kind
     parts = [each for each in rows if any(measures.name in each.columns for measures in sets)]
-    found = [{name: v for s in sets for name, v in each.columns.get(s.name, {}).items()} for each in parts]
-    counts = [max((v.shape[1] for v in columns.values() if v.ndim == 2), default=1) for columns in found]
+    by_part = [{name: v for s in sets for name, v in each.columns.get(s.name, {}).items()} for each in parts]
+    counts = [max((v.shape[1] for v in columns.values() if v.ndim == 2), default=1) for columns in by_part]
     units = [len(each.heads) if kind.per == "head" else 1 for each in parts]
     sizes = np.array(units) * counts  # rows of each layer: a head (or the layer itself) after the other
 
@@ -297,7 +300,7 @@ def finished(
     for measures in sets:
         for name in measures.written:
             blank, dtype = ("", object) if name in measures.texts else (np.nan, None)
-            blocks = [own.get(name, np.full(unit, blank, dtype)) for own, unit in zip(found, units, strict=True)]
+            blocks = [own.get(name, np.full(unit, blank, dtype)) for own, unit in zip(by_part, units, strict=True)]
             of_heads = zip(blocks, counts, strict=True)
             columns[name] = np.concatenate([v.ravel() if v.ndim == 2 else np.repeat(v, count) for v, count in of_heads])
     return pd.DataFrame({name: columns[name] for name in table_columns(sets)})

@@ -92,9 +92,9 @@ class Moments(ReadOut):
 
         self._require_whole()
         facts, vectors = self._facts(layer), dict[Kind, torch.Tensor]()
-        heads, given = heads_by_kind(facts), {"q": queries, "k": keys}
+        heads, vectors_of = heads_by_kind(facts), {"q": queries, "k": keys}
         for kind in KINDS:
-            x = given[kind]
+            x = vectors_of[kind]
             x = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
             if x.dim() != 4 or x.shape[1] != heads[kind] or x.shape[3] != facts.head_dim:
                 raise InputError(

@@ -380,16 +380,16 @@ class _Story:
         """The strongest head, the one that long-context training (or training) changed most, and the costliest one."""
         if not self.names or (not self.study.one_run and len(self.names) > 1):
             return ()
-        found: list[Found | None] = []
+        heads: list[Found | None] = []
         last = self.own.of_entry(self.end).dropna(subset=["r_q", "r_k"])
         if len(last):
             r_q, r_k = (last[name].to_numpy(float) for name in ("r_q", "r_k"))
             best = int(np.minimum(np.abs(r_q), np.abs(r_k)).argmax())
             strongest = f"strongest at {self.labels[self.end]}: r_q {number(r_q[best])}, r_k {number(r_k[best])}"
-            found.append((last, best, strongest))
-        found += [self._most_changed() if self.is_run else None, self._costliest(self.edit) if self.edit else None]
+            heads.append((last, best, strongest))
+        heads += [self._most_changed() if self.is_run else None, self._costliest(self.edit) if self.edit else None]
         picked: dict[tuple[int, int], HeadToInspect] = {}
-        for rows, place, reason in (each for each in found if each is not None):
+        for rows, place, reason in (each for each in heads if each is not None):
             layer, head = int(rows["layer"].iloc[place]), int(rows["head"].iloc[place])
             picked.setdefault((layer, head), HeadToInspect(layer, head, reason))
         return tuple(picked.values())

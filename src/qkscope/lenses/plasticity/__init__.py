@@ -70,7 +70,7 @@ MAP_COLUMNS = (
 class Weighed:
     """A layer's cells with their weights: every place counts by its queries, its pairs of keys by their number."""
 
-    found: CellValues
+    of_cells: CellValues
     all: Array  # the weight of each cell, (heads, cells)
     near: Array  # the same, of cells whose keys are of one part
 
@@ -111,7 +111,7 @@ def _ratio(above: Array, below: Array, otherwise: float = 0.0) -> Array:
 def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """Plasticity of a layer's heads."""
     weighed = sums.once(Weighed.of)
-    values = weighed.found
+    values = weighed.of_cells
     ap, content, alone = (weighed.mean(each) for each in (values.ap, values.content, values.same_position))
     columns = {
         "ap": ap,
@@ -126,8 +126,8 @@ def plasticity(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 
 def _ends(weighed: Weighed) -> dict[str, Array]:
     """The first and the last fifth, and what is between them; NaN where buckets are too few to tell."""
-    cells, ap = weighed.found.cells, weighed.found.ap
-    if cells.ends is None or weighed.found.buckets < FEWEST_FOR_ENDS:
+    cells, ap = weighed.of_cells.cells, weighed.of_cells.ap
+    if cells.ends is None or weighed.of_cells.buckets < FEWEST_FOR_ENDS:
         return dict.fromkeys(("ap_first", "ap_last", "ap_drop", "ap_drop_matched"), np.full(len(ap), np.nan))
     early, late = (weighed.all * share[cells.b] for share in cells.ends)
     first, last = weighed.mean(ap, early), weighed.mean(ap, late)
@@ -143,7 +143,7 @@ def _ends(weighed: Weighed) -> dict[str, Array]:
 def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """The same by position of the query: (heads, parts)."""
     weighed = sums.once(Weighed.of)
-    values, cells = weighed.found, weighed.found.cells
+    values, cells = weighed.of_cells, weighed.of_cells.cells
     parts = cells.grid.parts
     return {
         "position": np.broadcast_to(cells.grid.middle, values.n_q.shape),
@@ -158,7 +158,7 @@ def profile(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
 def distance_map(sums: LayerSums) -> Mapping[str, NDArray[np.float64]]:
     """What `plasticity_map.csv` says of a layer: (1, cells of the map), or (copies, cells) of a stack."""
     weighed = sums.once(Weighed.of)
-    values, cells = weighed.found, weighed.found.cells
+    values, cells = weighed.of_cells, weighed.of_cells.cells
     places, of_cell = np.unique(np.stack([cells.key_class, cells.query_class]), axis=1, return_inverse=True)
     count = places.shape[1]
     of_heads = weighed.by(of_cell.reshape(-1).astype(np.intp), count, values.ap)

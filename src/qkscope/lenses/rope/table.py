@@ -135,14 +135,14 @@ def replicate_predictions(sums: LayerSums) -> Predicted | None:
                 alike = (window.q, window.k, window.share.tobytes())
                 samples.setdefault(alike, []).append((place, window, q, k))
             place += 1
-    found = [np.full((place, *getattr(whole, name).shape), np.nan) for name in Predicted.__dataclass_fields__]
+    arrays = [np.full((place, *getattr(whole, name).shape), np.nan) for name in Predicted.__dataclass_fields__]
     for parts in samples.values():
         places, windows, of_q, of_k = zip(*parts, strict=True)
         samples_of = LayerPreRope(rest.q.with_samples(of_q), rest.k.with_samples(of_k), rest.keys)
         predicted = predict_samples(samples_of, windows[0], whole)
-        for into, name in zip(found, Predicted.__dataclass_fields__, strict=True):
+        for into, name in zip(arrays, Predicted.__dataclass_fields__, strict=True):
             into[list(places)] = getattr(predicted, name)
-    return Predicted(*found)
+    return Predicted(*arrays)
 
 
 def windows_of(sums: LayerSums) -> list[RopeWindow | None]:
