@@ -279,6 +279,7 @@ LENS = Lens(
         Figure(
             "loss",
             title="Loss Without Positional Information",
+            models=lambda at: (last_measured(at),),
             chart=Drawing("qkscope.report.drawings.causes:draw_loss", ("loss_kernel", "loss_zero")),
             caption="Loss increase after removing a head's average distance preference, one head at a time, against "
             "|r_q|. The three costliest heads are named.",
@@ -287,17 +288,18 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("heatmap", "Loss without each head's positional kernel", ("loss_kernel",),
-             "Rise of the mean loss when the head's mean score at each distance is taken away.", figure="loss"),
-        View("heatmap", "Loss without each head", ("loss_zero",), "Rise of the mean loss if the head puts out zeros."),
-        View("scatter", "Loss against the spread of the kernel", (SPREAD, "loss_kernel"),
-             "A dot per head: what the edit takes away, and what that costs.", figure="loss"),
-        View("curve", "Mean loss of edits over training", ("loss_kernel", "loss_zero"),
-             "Means over heads that were edited alone, at the entries where that was done.", figure="loss"),
+        View("heatmap", "Loss increase without a head's distance preference", ("loss_kernel",),
+             "Increase of the mean loss after removing the head's mean score at each distance.", figure="loss"),
+        View("heatmap", "Loss increase without a head", ("loss_zero",), "Increase of the mean "
+             "loss after setting the head's output to zero."),
+        View("scatter", "Loss increase by spread of the kernel", (SPREAD, "loss_kernel"),
+             "One dot per head: the size of what the edit removes, and the loss increase.", figure="loss"),
+        View("curve", "Mean loss increase of edits, by checkpoint", ("loss_kernel", "loss_zero"),
+             "Means over heads edited one at a time, at the checkpoints with ablations.", figure="loss"),
     ),
     intervals=(
         IntervalView("Chosen heads against random heads", GROUPS_FILE, ("group", "edit"), "excess", "low", "high",
-                     only=(("outcome", "all"),), figure="loss", about="Above 0: editing the chosen heads costs more "
-                     "than editing as many other heads of the same layers."),
+                     only=(("outcome", "all"),), figure="loss", about="Above 0: editing the "
+             "chosen heads increases the loss more than editing as many other heads of the same layers."),
     ),
 )  # fmt: skip

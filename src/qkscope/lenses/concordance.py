@@ -54,7 +54,7 @@ def with_concordance(heads: pd.DataFrame) -> pd.DataFrame:
 LENS = Lens(
     name="concordance",
     title="Concordance",
-    question="Do keys move with their queries or against them?",
+    question="Do keys track position in the same direction as queries?",
     derive=with_concordance,
     derived=(
         Measure("concordant", f"1 if r_k is above {CONCORDANCE} and the sign is certain, otherwise 0.", "", SHARE,

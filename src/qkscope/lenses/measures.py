@@ -123,7 +123,7 @@ TABLE = HeadTable(FILE, COLUMNS, measures, stackable=True)
 LENS = Lens(
     name="measures",
     title="Position without components",
-    question="How much position can be read from a head, and how much of the head is position?",
+    question="How much of the position can be decoded from a head, and how much of its variance is position?",
     tables=(TABLE,),
     figures=(
         Figure(
@@ -135,8 +135,8 @@ LENS = Lens(
                     Panel(("shape_q", "shape_k"), "Variance between positions"),
                 )
             ),
-            caption="What a linear read-out of whole queries or keys recovers of position (left), and how much of "
-            "their variance lies between positions (right).",
+            caption="Position decodable by a linear read-out of whole queries or keys "
+            "(top), and the share of their variance between positions (bottom).",
         ),
     ),
     views=(

@@ -212,12 +212,13 @@ BEND = HeadTable(BEND_FILE, BEND_COLUMNS, bend, stackable=True)
 LENS = Lens(
     name="profile",
     title="Profiles along position",
-    question="How do queries and keys move with position, and is that a line?",
+    question="How do queries and keys change with position, and is the relation linear?",
     tables=(PROFILE, BEND),
     figures=(
         Figure(
             "profile",
             title="Projection on PC0 by Position",
+            models=lambda at: [head.model for head in profiles_of(at)],
             chart=Drawing("qkscope.report.drawings.heads:draw_profile", ("bend_q", "bend_k")),
             caption="Mean projection of queries (blue) and keys (red) on PC0 by position, for the clearest head of "
             "each category and the most bent one. Bands: ± 1 SD over tokens.",
@@ -226,10 +227,10 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("curve", "What no line explains of the variance between buckets", ("bend_q", "bend_k"),
+        View("curve", "Nonlinear share of the variance between buckets", ("bend_q", "bend_k"),
              "Along PC0; means over heads.", figure="profile"),
-        View("heatmap", "What no line explains of every head's queries along PC0", ("bend_q",)),
-        View("scatter", "How much position, and how bent", ("between_q", "bend_q")),
+        View("heatmap", "Nonlinear share of every head's queries along PC0", ("bend_q",)),
+        View("scatter", "Share of position and its nonlinear part", ("between_q", "bend_q")),
     ),
     details=(Detail("profile", PROFILE, ("start", "end"), ("q_pc0", "q_pc0_sd", "k_pc0", "k_pc0_sd")),),
     examples=examples,

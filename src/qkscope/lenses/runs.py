@@ -54,7 +54,7 @@ def across_at(at: WindowView) -> pd.DataFrame | None:
 LENS = Lens(
     name="runs",
     title="Runs",
-    question="Do several training runs arrive at the same distribution of heads?",
+    question="Do training runs reach the same distribution of heads?",
     summaries=(Summary(NAME, runs_at), Summary(ACROSS, across_at)),
     figures=(
         Figure(

@@ -160,7 +160,7 @@ TABLE = HeadTable("sample", COLUMNS, sample, windows="own", across="token", deta
 LENS = Lens(
     name="sample",
     title="Kept tokens",
-    question="Where do single queries and keys of a head lie?",
+    question="How do single queries and keys of a head project onto its components?",
     tables=(TABLE,),
     details=(
         Detail("sample", TABLE, ("token",), PROJECTIONS, of_layer=("document", "position", "spread", "text"), room=ROOM,

@@ -121,7 +121,7 @@ TABLE = HeadTable(FILE, COLUMNS, null_columns, stackable=True)
 LENS = Lens(
     name="shifted",
     title="Shifted positions",
-    question="Is r larger than it would be if position meant nothing?",
+    question="Is r larger than without any relation to position?",
     tables=(TABLE,),
     derive=with_absolute,
     derived=(Measure("r_q_abs", "Absolute value of r_q.", "", SHARE, title="size of r_q", color="#1d4ed8"),),

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 
@@ -112,7 +112,7 @@ def _inputs(tables: Results, figures: Sequence[Figure], titles: bool) -> str | N
     for path in (*sorted(code), *sorted(data)):
         try:
             with opened(path, LARGEST_INPUT, follow=path in code) as file:
-                digest.update(path.name.encode() + hashlib.sha256(file.read()).digest())
+                digest.update(path.name.encode() + hashlib.file_digest(cast(Any, file), "sha256").digest())
         except Unreadable:
             return None
     return digest.hexdigest()

@@ -166,7 +166,7 @@ def evidence_of(claim: Claim, at: WindowView, entry: Entry) -> Evidence:
 
 LENS = Lens(
     name="claims",
-    title="The account, tested",
+    title="Published claims",
     question="Do the published claims hold here?",
     summaries=(Summary("claims", claims_at),),
 )

@@ -214,7 +214,7 @@ MAP = _detail("plasticity_map", MAP_COLUMNS, distance_map, across="cell", per="l
 LENS = Lens(
     name="plasticity",
     title="Plasticity",
-    question="Does the query still decide which key wins, or is that settled beforehand?",
+    question="Can queries still change which key gets more attention?",
     tables=(TABLE, PROFILE, MAP),
     figures=(
         Figure(
@@ -231,12 +231,13 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("curve", "Plasticity", ("ap_same_position", "ap_content", "ap"), "Means over heads. From ap_same_position "
-             "to ap_content is lost to position, from there to 1 to a fixed preference.", figure="plasticity"),
-        View("curve", "Drop of plasticity along the window", ("ap_drop", "ap_drop_matched"), "First minus last fifth; "
+        View("curve", "Plasticity", ("ap_same_position", "ap_content", "ap"), "Means over heads. "
+             "Position accounts for the gap from ap_same_position to ap_content, fixed preferences for "
+             "the gap from there to 1.", figure="plasticity"),
+        View("curve", "Drop of plasticity over the window", ("ap_drop", "ap_drop_matched"), "First minus last fifth; "
              "matched: at equal distances between the two keys.", figure="plasticity"),
         View("heatmap", "Plasticity of every head", ("ap",)),
-        View("heatmap", "Share of every head's loss that is not position", ("loss_not_position",)),
+        View("heatmap", "Share of every head's loss of plasticity that is not due to position", ("loss_not_position",)),
         View("scatter", "Drop against drop at equal distances", ("ap_drop", "ap_drop_matched")),
     ),
     details=(

@@ -18,9 +18,9 @@ LENS = Lens(
             "rotated_mean",
             title="Measured r and the Rotated-Mean Prediction",
             chart=HeadScatter("r_q_rope", "r_q", diagonal=True, second=("r_k_rope", "r_k")),
-            caption="Measured r_q (blue) and r_k (red) of every head against the rotated-mean prediction: the r that "
-            "follows from the head's average query and key (and their covariance) before rotation. Those averages are "
-            "learned.",
+            caption="Measured r_q (top) and r_k (bottom) of every head against the "
+             "rotated-mean prediction: the r that follows from the head's average query and key (and "
+             "their covariance) before rotation. Those averages are learned.",
             measures=("r_q", "r_q_rope", "r_q_excess", "r_k", "r_k_rope", "r_k_excess"),
             needs=(table.FILE,),
             number=6,
@@ -38,6 +38,7 @@ LENS = Lens(
         Figure(
             "kernel",
             title="Which Distances Do Heads Prefer?",
+            models=lambda at: [head.model for head in kernel.chosen_heads(at)],
             chart=Drawing("qkscope.report.drawings.heads:draw_kernel", ("r_q_rope", "r_k_rope")),
             caption="Mean score by distance between query and key that the rotated mean query and key give (curve), as "
             "measured (dots), and the rotation planes that carry it.",
@@ -47,10 +48,10 @@ LENS = Lens(
     views=(
         View("curve", "Rotated-mean prediction, by {noun}", ("r_q_rope", "r_k_rope"), "Means over heads.",
              figure="rotated_mean"),
-        View("curve", "What is measured beyond that", ("r_q_excess", "r_k_excess"), "Means over heads."),
-        View("scatter", "Excess of r_q against its prediction", ("r_q_rope", "r_q_excess"), "At 0: as predicted.",
+        View("curve", "Excess: measured minus predicted", ("r_q_excess", "r_k_excess"), "Means over heads."),
+        View("scatter", "Excess of r_q by predicted r_q", ("r_q_rope", "r_q_excess"), "0: as predicted.",
              figure="rotated_mean"),
-        View("scatter", "Excess of r_k against its prediction", ("r_k_rope", "r_k_excess"), "At 0: as predicted."),
+        View("scatter", "Excess of r_k by predicted r_k", ("r_k_rope", "r_k_excess"), "0: as predicted."),
         View("heatmap", "Excess of r_q, every head", ("r_q_excess",)),
         View("heatmap", "Excess of r_k, every head", ("r_k_excess",)),
     ),

@@ -4,17 +4,20 @@ from qkscope.lenses.base import Figure, Lens, View
 from qkscope.lenses.charts import Drawing, Panel, Trajectories
 from qkscope.lenses.rotation.planes import FILE as PLANES_CSV
 from qkscope.lenses.rotation.planes import TABLE as PLANES
+from qkscope.lenses.rotation.planes import chosen_heads
 from qkscope.lenses.rotation.table import FILE, TABLE
 
 LENS = Lens(
     name="rotation",
     title="Drift and separation",
-    question="Along which axis do queries and keys drift, and what does that add to a score?",
+    question="Along which axis do queries and keys drift, and how much does the drift add "
+             "to scores?",
     tables=(TABLE, PLANES),
     figures=(
         Figure(
             "drift_plane",
             title="Queries and Keys in the Drift Plane",
+            models=lambda at: chosen_heads(at)["model"].unique(),
             chart=Drawing(
                 "qkscope.report.drawings.heads:draw_drift_plane",
                 ("r_q_a_abs", "r_k_a_abs", "separation_strength", "bias_effect"),
@@ -39,11 +42,12 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("curve", "Correlation with position along a, and along each kind's own drift",
+        View("curve", "Correlation with position along a, and along the drift of queries or "
+             "keys alone",
              ("r_q_a", "r_k_a", "r_q_own", "r_k_own"), "Means over heads.", figure="drift"),
-        View("curve", "What position adds to a score over the window", ("bias_window", "bias_strength_window"),
-             "Raw score, means over heads: in all directions, and along a alone.", figure="drift"),
-        View("curve", "The same in standard deviations of a score", ("bias_effect",), figure="drift"),
+        View("curve", "Positional part of scores over the window", ("bias_window", "bias_strength_window"),
+             "Raw scores, means over heads: in all directions, and along a only.", figure="drift"),
+        View("curve", "Positional part in standard deviations of scores", ("bias_effect",), figure="drift"),
         View("bars", "Share of variance along a and b, and of differences along b",
              ("var_frac_a", "var_frac_b", "separation_strength")),
         View("scatter", "Separation against bias, a dot per head", ("separation_strength", "bias_strength"),

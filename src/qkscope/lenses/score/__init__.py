@@ -2,12 +2,22 @@
 
 from qkscope.lenses.base import Detail, Figure, Lens, View, error_name
 from qkscope.lenses.charts import Drawing, Shares
-from qkscope.lenses.score.table import ADVANTAGE, MAP, MAP_FILE, POSITION, SHARES, TABLE, TO_CELLS, several_rows
+from qkscope.lenses.score.table import (
+    ADVANTAGE,
+    MAP,
+    MAP_FILE,
+    POSITION,
+    SHARES,
+    TABLE,
+    TO_CELLS,
+    maps_of,
+    several_rows,
+)
 
 LENS = Lens(
     name="score",
-    title="What scores are made of",
-    question="What decides a score: where a key is, what it is, or who asks?",
+    title="Components of scores",
+    question="What determines a score: key position, key content, or the query?",
     tables=(TABLE, MAP),
     figures=(
         Figure(
@@ -29,6 +39,7 @@ LENS = Lens(
         Figure(
             "score_map",
             title="Mean Scores by Position",
+            models=lambda at: [each.model for each in maps_of(at)[:2]],
             chart=Drawing("qkscope.report.drawings.heads:draw_score_map", (POSITION, ADVANTAGE)),
             caption="Mean score of two heads by query position (up) and key position (across), from each row's mean, "
             "in standard deviations of scores.",
@@ -37,12 +48,12 @@ LENS = Lens(
         ),
     ),
     views=(
-        View("bars", "What scores are made of", SHARES, "Means over heads.", figure="score_components"),
-        View("curve", "By how many standard deviations late keys win", (ADVANTAGE,),
-             "Means over heads; below 0 early keys win.", figure="score_components"),
-        View("heatmap", "Share of every head's scores that is position", (POSITION,)),
-        View("heatmap", "By how many standard deviations late keys win, in every head", (ADVANTAGE,)),
-        View("scatter", "Position against which keys win", (POSITION, ADVANTAGE)),
+        View("bars", "Components of scores", SHARES, "Means over heads.", figure="score_components"),
+        View("curve", "Score advantage of later keys (SD)", (ADVANTAGE,),
+             "Means over heads; below 0, earlier keys score higher.", figure="score_components"),
+        View("heatmap", "Positional share of every head's scores", (POSITION,)),
+        View("heatmap", "Score advantage of later keys (SD), every head", (ADVANTAGE,)),
+        View("scatter", "Positional share by advantage of later keys", (POSITION, ADVANTAGE)),
     ),
     details=(Detail("map", MAP, ("start", "end"), (*TO_CELLS, *map(error_name, TO_CELLS))),),
 )  # fmt: skip
