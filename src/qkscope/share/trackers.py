@@ -27,6 +27,7 @@ from qkscope.study.series import safe_name
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 MEASURES = ("r_q", "r_k", "r_k_abs", "explained_variance")
+ATTENTION = ("max_logit", "entropy", "sink_mass", "distance_90")
 DEPTHS = {"early": EARLY, "middle": MIDDLE, "late": LATE}  # three, four and three tenths, as cards have them
 PREFIX = "eval/qkscope/"  # where trackers put what a trainer logs as eval_qkscope/...
 
@@ -130,7 +131,22 @@ def entry_scalars(at: WindowView, name: str, prefix: str = PREFIX) -> dict[str, 
         values = [float(value) for value in at.panel.values(quantity, name, part) if math.isfinite(value)]
         scalars[f"{prefix}{key}"] = sum(values) / len(values) if values else math.nan
         scalars[f"{prefix}{key}_se"] = at.panel.error(quantity, name, part)
+    scalars |= {f"{prefix}{key}": value for key, value in _attention_scalars(at, name).items()}
     return {key: value for key, value in scalars.items() if math.isfinite(value)}
+
+
+def _attention_scalars(at: WindowView, name: str) -> dict[str, float]:
+    """The largest logit, and means over heads of entropy, sinks, and effective context; also by layer type."""
+    heads = at.heads[at.heads["model"] == name]
+    kinds = kinds_in_order(heads["layer_kind"])
+    places = {"": heads}
+    places |= {f"{_key(kind)}/": heads[heads["layer_kind"] == kind] for kind in (kinds if len(kinds) > 1 else [])}
+    measured = [each for each in ATTENTION if each in heads]
+    return {
+        f"{place}{each}": float(rows[each].max() if each == "max_logit" else rows[each].mean())
+        for place, rows in places.items()
+        for each in measured
+    }
 
 
 def _key(words: str) -> str:

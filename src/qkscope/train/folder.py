@@ -276,6 +276,7 @@ class TrainingFolder:
 
     def _leading_rows(self, name: str, moments: Moments) -> dict[str, pd.DataFrame]:
         """Component 0 of each head over its whole context, and its replicates: all that scalars need."""
+        from qkscope.lenses import attention
         from qkscope.lenses.position import LEADING
         from qkscope.lenses.rows import checkpoint_rows
 
@@ -284,7 +285,9 @@ class TrainingFolder:
                 warnings.simplefilter("ignore", QkscopeWarning)
             self._warned = True
             leading = replace(LEADING, windows="own", judged=(), judge=None)
-            return checkpoint_rows(moments, [leading], self._row_settings(moments.layout.context), model=name)
+            alone = tuple(replace(column, error=None) for column in attention.TABLE.columns)
+            attended = replace(attention.TABLE, windows="own", columns=alone)
+            return checkpoint_rows(moments, [leading, attended], self._row_settings(moments.layout.context), model=name)
 
     def _names(self) -> list[str]:
         """What tables call the steps, in order."""

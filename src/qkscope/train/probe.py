@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ from qkscope.layers import LayerFacts, Stage
 from qkscope.moments.layout import PADDING, Layout, capture_layout
 from qkscope.results.provenance import CheckpointRecord, environment
 from qkscope.study.schema import MOST_IN_DETAIL
+from qkscope.train.alerts import ALERT, alerts_of, require_alerts
 from qkscope.train.cost import Clock, Cost
 from qkscope.train.documents import ProbeDocuments, probe_documents
 from qkscope.train.folder import PREFIX, TrainingFolder
@@ -48,6 +49,9 @@ SPARE = -1  # the number of a document that is run and not summed
 SAME = 1e-3  # tolerance of r for a step that is measured again: what another order of summation can change
 
 _LEAST = {"limit": 1, "batch_tokens": 1, "components": 1, "skip_positions": 0, "buckets": 1, "groups": 1}
+
+
+ALERTED = ("max_logit", "entropy", "sink_mass", "distance_90", "r_q_mean", "r_k_mean")  # scalars with limits
 
 
 class ProbeOptions(TypedDict, total=False):
@@ -73,6 +77,7 @@ class ProbeOptions(TypedDict, total=False):
     title: str
     expected: int | None
     strict: bool
+    alerts: Mapping[str, float] | None
     clock: Clock
 
 
@@ -100,6 +105,8 @@ class ProbeSettings:
     title: str = "Training"
     expected: int | None = None  # steps that will be measured, where that is known
     strict: bool = False  # raise what keeps a step from being measured, instead of a warning
+    # Limits of scalars, such as {"max_logit": 100}; "trend": standard errors off the line of the last four. They warn.
+    alerts: Mapping[str, float] | None = None
     clock: Clock = field(default=time.perf_counter, repr=False)
 
     @classmethod
@@ -117,6 +124,7 @@ class ProbeSettings:
         if made.special_tokens not in ("default", "none", "bos"):
             raise InputError(f"special_tokens should be 'default', 'none' or 'bos', not {made.special_tokens!r}")
         Cost(made.at_most)
+        require_alerts(made.alerts, ALERTED)
         return made
 
     def layout(self, context: int) -> Layout:
@@ -217,10 +225,22 @@ class Probe:
                 return self._recorded(step)
             first = not self.folder.steps
             scalars = self.folder.add(step, moments, tokens, self._cost)
+        scalars |= self._alerted(step, scalars)
         costs = {f"{PREFIX}seconds": self._cost.last["measure"]}
         if not first:  # before the first measurement there was no training to compare with
             costs[f"{PREFIX}cost_share"] = self._cost.share
         return {**scalars, **costs}
+
+    def _alerted(self, step: int, scalars: Mapping[str, float]) -> dict[str, float]:
+        """Warn of what is above a limit or off its trend; the number of alerts, where some were asked for."""
+        limits = require_alerts(self.settings.alerts, ALERTED)
+        if not limits or self.folder is None:
+            return {}
+        earlier = [(each, self.folder.scalars(each) or {}) for each in self.folder.steps if each < step]
+        sentences = alerts_of(limits, step, scalars, earlier)
+        for sentence in sentences:
+            warnings.warn(sentence, QkscopeWarning, stacklevel=2)
+        return {f"{PREFIX}{ALERT}": float(len(sentences))}
 
     def _decide(self, step: int) -> Literal["measure", "compare", "skip"]:
         """On rank 0: whether to measure this step, or, after a resume, to compare it with what was recorded of it."""
