@@ -19,6 +19,7 @@ from qkscope.results.current import RunInputs, code_version, file_state, has_for
 from qkscope.results.folder import moments_path, tokens_path
 from qkscope.results.lock import lock_folder
 from qkscope.results.provenance import read_left_out
+from qkscope.results.remove import remove_unfinished
 from qkscope.run.engines import CaptureOptions
 from qkscope.run.models import model_source
 from qkscope.run.plan import Plan
@@ -45,6 +46,7 @@ def is_unchanged(file: StudyFile, folder: Path, events: Events, options: Capture
         return False
     if unchanged:
         with lock_folder(folder):  # refused while another run works there
+            remove_unfinished(folder, alone=True)
             events.unchanged([each.name for each in file.study.checkpoints])
     return unchanged
 
