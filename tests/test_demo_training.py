@@ -249,7 +249,7 @@ def test_every_checkpoint_differs_from_the_one_before(demo):
 def test_study_file_names_everything(demo):
     folder, _ = demo
     study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
-    assert set(study) == {"study", "title", "documents", "checkpoints"}
+    assert set(study) == {"study", "title", "head_types", "documents", "checkpoints"}
     assert study["documents"] == {"files": "documents/*.txt", "special_tokens": "none"}
     assert [entry["name"] for entry in study["checkpoints"]] == [plan.name for plan in TINY.checkpoints()]
     assert all((folder / entry["model"] / "config.json").is_file() for entry in study["checkpoints"])

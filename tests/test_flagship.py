@@ -105,7 +105,8 @@ def test_the_commands_of_the_header_give_every_published_number(tmp_path, hub, s
     assert len(numbers) == 470
     measured = numbers[numbers["model"].isin(pd.read_csv(out / "qk.csv")["model"])]
     assert len(measured) == 3 * 47
-    assert set(measured["verdict"]) == {"reproduced", "differs"}
+    missing = measured[measured["verdict"] == "missing"]
+    assert missing.empty, missing.to_string()
 
 
 def test_a_download_that_does_not_fit_is_refused_before_it_begins(tmp_path, hub):

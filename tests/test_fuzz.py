@@ -395,7 +395,8 @@ def test_moments_values(place, whole, name, at, value):
     arrays = {key: array.copy() for key, array in load_file(path).items()}
     chosen = arrays[name.draw(st.sampled_from(sorted(arrays)))].reshape(-1)
     if chosen.dtype.kind == "i":  # a number of documents
-        value = int(np.clip(np.nan_to_num(value), -(2**62), 2**62))
+        info = np.iinfo(chosen.dtype)
+        value = int(np.clip(np.nan_to_num(value), max(info.min, -(2**62)), min(info.max, 2**62)))
     with np.errstate(over="ignore"):
         chosen[int(at * chosen.size)] = value
     metadata = taken_apart(whole)[0]["__metadata__"]

@@ -248,7 +248,7 @@ def test_any_batch_split_shard_order_and_merge_tree_gives_the_same_sums(data):
     while len(shards) > 1:
         i = data.draw(st.integers(0, len(shards) - 2), label="merge at")
         shards[i : i + 2] = [shards[i].merge(shards[i + 1])]
-    tolerance = 1e-11 * (1 + mean)
+    tolerance = 1e-6 * (1 + mean)  # buckets are float32
     same(whole, shards[0], tolerance)
     for group in range(4):
         one, two = (m.without_group(0, "q", group).statistics(1.0) for m in (whole, shards[0]))

@@ -65,7 +65,7 @@ def test_the_notebook_runs_and_shows_tables_a_figure_and_the_page(without_window
     table = qkscope.analyze(namespace["moments"], window=64)
     half = table[table["pc"] == 0].groupby("layer")["r_q"].mean()
     assert list(by_layer.index) == [0, 1, 2, 3]
-    np.testing.assert_allclose(by_layer["half"], half, rtol=1e-9)
+    np.testing.assert_allclose(by_layer["half"], half, rtol=1e-6)
 
     (axes,) = picture.axes
     assert sum(len(dots.get_offsets()) for dots in axes.collections) == 16

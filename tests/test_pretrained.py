@@ -80,7 +80,7 @@ def test_smollm2_against_the_reference(weights, tmp_path, monkeypatch):
             rows = table[(table["layer"] == layer) & (table["head"] == head)]
             for column in worst:
                 worst[column] = max(worst[column], np.abs(rows[column].to_numpy() - expected[column].to_numpy()).max())
-    assert max(worst.values()) < 1e-6, worst
+    assert max(worst.values()) < 1e-5, worst  # float32 products
     # The trained model encodes position somewhere: this is not noise.
     assert table.loc[table["pc"] == 0, "r_q"].max() > 0.5
 

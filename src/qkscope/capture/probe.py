@@ -183,9 +183,10 @@ def _dims_shifted(backbone: nn.Module, calls: dict[int, AttentionCall], tokens: 
         scale = before.norm(dim=-1).max()
         # Where numbers are not finite nothing is known; the real run finds the place. Where lengths change, learned or
         # absolute positions enter through the hidden states, and nothing is rotated.
-        stay = torch.allclose(before.norm(dim=-1), after.norm(dim=-1), atol=1e-3 * float(scale))
+        known = bool(torch.isfinite(scale))
+        stay = known and torch.allclose(before.norm(dim=-1), after.norm(dim=-1), atol=1e-3 * float(scale))
         rotary = stay and bool(((before - after).abs() > 1e-3 * scale).any())
-        dims[layer] = None if rotary or not bool(torch.isfinite(scale)) else 0
+        dims[layer] = None if rotary or not known else 0
     return dims
 
 

@@ -127,7 +127,7 @@ class LayerSums:
     @property
     def sampled_rows(self) -> SampledRows | None:
         """What was summed of sampled query rows; None where nothing was, or where the window cuts a part of them."""
-        moments, cells, layer = self.source, self.source.cells(self.window), self.facts.layer
+        moments, cells, layer = self.source, self.source.cells(self.window, self.skip), self.facts.layer
         rows = moments.attention(layer) if moments.layout.rows else None
         if rows is None or not rows.rows.any() or cells.stop not in {span.stop for span in moments.layout.spans}:
             return None

@@ -355,7 +355,7 @@ def _require_windows(sums: KindMoments) -> None:
 def _require_groups(sums: KindMoments) -> None:
     """No group has more than all groups have together."""
     diagonal = square(sums.buckets.pivot.shape[1]).diagonal()
-    squares = sums.buckets.xx[..., diagonal]
+    squares = np.maximum(sums.buckets.xx[..., diagonal], 0.0)  # rounding may leave less than nothing
     for number, span in enumerate(sums.layout.spans):
         whole = squares[:, span].sum(axis=1)[:, None]
         own = sums.groups[:, :, number, diagonal]
