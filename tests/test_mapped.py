@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import qkscope
 import shared
@@ -219,7 +220,7 @@ def test_each_entry_is_compared_with_itself_at_other_windows_once_per_table(monk
 
     monkeypatch.setattr(WindowView, "window_panel", count)
     monkeypatch.setattr(processes, "MAX_PROCESSES", 1)  # all in this process, which counts
-    monkeypatch.setattr("qkscope.report.figures.draw_chart", lambda figure, tables: None)
+    monkeypatch.setattr("qkscope.report.figures.draw_chart", lambda figure, tables: Figure())
     monkeypatch.setattr(
         "qkscope.draw.style.save_as", lambda drawing, png, svg: png.parent.mkdir(parents=True, exist_ok=True)
     )

@@ -103,7 +103,7 @@ def assert_same_sums(added, straight):
             np.testing.assert_allclose(*values, rtol=0, atol=2e-3 * max(1.0, float(np.abs(values[0]).max())))
             continue
         exact = array.dtype in (np.float64, np.int64)
-        np.testing.assert_allclose(array, two[name], rtol=0 if exact else 2e-3, atol=0 if exact else 2e-3)
+        np.testing.assert_allclose(array, two[name], rtol=1e-12 if exact else 2e-3, atol=0 if exact else 2e-3)
 
 
 def test_the_file_is_what_adding_up_one_shard_would_write(plan, tmp_path):
