@@ -161,8 +161,8 @@ def paired_changes(
         sizes = [float((one["n_q"] - one[f"n_q_without_{group}"]).sum()) for group in groups]
         for name in MEASURED:
             difference = two[name].to_numpy(float) - way * one[name].to_numpy(float)
-            replicates = replicated(two, name, groups) - way * replicated(one, name, groups)
-            error = jackknife_error(difference, replicates, sizes)
+            left_out = replicated(two, name, groups) - way * replicated(one, name, groups)
+            error = jackknife_error(difference, left_out, sizes)
             p = p_values(difference, error, len(groups))
             changed = np.where(np.isfinite(p), false_discoveries(p, significance.LEVEL), np.nan)
             numbers = {f"{name}_change": difference, f"{name}_change_se": error, f"{name}_changed": changed}

@@ -17,7 +17,7 @@ LENS = Lens(
         Figure(
             "drift_plane",
             title="Queries and Keys in the Drift Plane",
-            models=lambda at: chosen_heads(at)["model"].unique(),
+            models=lambda at: list(chosen_heads(at)["model"].unique()),
             chart=Drawing(
                 "qkscope.report.drawings.heads:draw_drift_plane",
                 ("r_q_a_abs", "r_k_a_abs", "separation_strength", "bias_effect"),
