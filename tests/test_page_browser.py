@@ -152,7 +152,9 @@ def middle(found, meant):
     """The middle of the first part of a drawing that means something: a rectangle, or what is around a mark."""
     parts = [part for _, _, *part in found if meant(*part)]
     assert parts, "no place on the drawing means that"
-    x, y = np.mean([at for *at, head, lines in found if [head, lines] == parts[0]], axis=0)
+    places = np.array([at for *at, head, lines in found if [head, lines] == parts[0]])
+    off = np.hypot(*(places - places.mean(axis=0)).T)  # the mean itself may lie outside, between other marks
+    x, y = places[off.argmin()]
     return float(x), float(y)
 
 
