@@ -149,10 +149,14 @@ def swept(surface, step=9):
 
 
 def middle(found, meant):
-    """The middle of the first part of a drawing that means something: a rectangle, or what is around a mark."""
+    """The middle of the largest part of a drawing that means something: a rectangle, or what is around a mark.
+
+    A mark of which a sweep meets a single place may be met at its very edge, where a click can miss it.
+    """
     parts = [part for _, _, *part in found if meant(*part)]
     assert parts, "no place on the drawing means that"
-    places = np.array([at for *at, head, lines in found if [head, lines] == parts[0]])
+    largest = max(parts, key=parts.count)
+    places = np.array([at for *at, head, lines in found if [head, lines] == largest])
     off = np.hypot(*(places - places.mean(axis=0)).T)  # the mean itself may lie outside, between other marks
     x, y = places[off.argmin()]
     return float(x), float(y)
