@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qkscope.layers import LayerFacts
-from qkscope.moments.attention_rows import AttentionSums, SampledPositions, distance_edges, visible_from
+from qkscope.moments.attention_rows import AttentionSums, SampledPositions, distance_edges
 from qkscope.moments.attention_running import AttentionRunning, RowBatch, SoftmaxRule
 from qkscope.moments.layout import Layout
 
@@ -33,7 +33,9 @@ def by_hand(facts, q, k, scale, softcap=None, sinks=None):
             if t >= length:
                 continue
             bucket = np.searchsorted(LAYOUT.edges, t, side="right") - 1
-            first = int(visible_from(np.array(t), facts))
+            first = {"full": 0, "sliding": max(t - 6, 0), "chunked": t // 10 * 10}[
+                facts.attention
+            ]  # 7 keys; chunks of 10
             sums.rows[bucket, GROUPS[b]] += 1
             sums.log_keys[bucket, GROUPS[b]] += np.log(t + 1 - first)
             for h in range(HEADS):
@@ -136,3 +138,10 @@ def test_distance_bins_are_exact_where_small_and_have_powers_of_two_as_edges():
     edges = distance_edges(4096)
     assert {2**n for n in range(13)} <= set(edges) and edges[-1] == 4096
     assert distance_edges(5) == (0, 1, 2, 3, 4, 5)
+
+
+def test_rows_are_evaluated_in_float32_inside_autocast():
+    q, k = vectors(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = measured(FULL, q, k, SoftmaxRule(0.4))
+    assert_same(inside, by_hand(FULL, q, k, 0.4))

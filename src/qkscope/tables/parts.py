@@ -197,42 +197,6 @@ def is_joined(parts: Sequence[TablePart], table: str, path: Path) -> bool:
         return False
 
 
-def append_part(part: TablePart, table: str, path: Path, kept: int) -> int:
-    """Replace a table by its first `kept` bytes of CSV, or row groups of Parquet, followed by the part's rows.
-
-    Returns its new size, in the same units.
-    """
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        if path.suffix == ".csv":
-            if kept:
-                for data in _copied(path, 0, kept):
-                    file.write(data)
-            else:
-                file.write(f"{part.headers[table]}\n".encode())
-            for data in _copied(part.place, *part.bytes[table]):
-                file.write(data)
-            return file.tell()
-        new = part_rows(part, table)
-        with pq.ParquetWriter(file, new.schema, compression=COMPRESSION) as writer:
-            for number in range(kept):
-                group = pq.ParquetFile(path).read_row_group(number)
-                writer.write_table(group, row_group_size=max(1, len(group)))
-            writer.write_table(new, row_group_size=max(1, len(new)))
-        return kept + 1
-
-
-def stored_size(path: Path) -> int:
-    """Bytes of a CSV table, row groups of a Parquet table; 0 of a table that is damaged or not there."""
-    if not path.is_file():
-        return 0
-    if path.suffix == ".csv":
-        return path.stat().st_size
-    try:
-        return int(pq.ParquetFile(path).num_row_groups)
-    except (pa.ArrowInvalid, OSError):
-        return 0
-
-
 def stored_header(path: Path) -> str:
     """The names of a table's columns, as a line of CSV."""
     if path.suffix == ".parquet":
